@@ -1,0 +1,5 @@
+//! Prints `docs/environment.md`; `make gen` writes it there.
+
+fn main() {
+    print!("{}", corro_core::config::markdown());
+}

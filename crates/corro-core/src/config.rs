@@ -1,0 +1,177 @@
+//! Every environment variable Corro reads, once: name, meaning, default.
+//!
+//! Nothing else in the project reads the environment (`clippy.toml` forbids it). `docs/environment.md` is made from
+//! [`VARIABLES`] by `make gen`. A knob that Horovod has keeps Horovod's name as well; ours wins where both are set.
+
+use std::time::Duration;
+
+use crate::{Error, Result};
+
+/// One knob.
+#[derive(Debug)]
+pub struct Variable {
+    /// Our name.
+    pub name: &'static str,
+    /// Horovod's name for the same knob, if it has one.
+    pub horovod: Option<&'static str>,
+    /// What it holds when it is not set, in words a user would type.
+    pub default: &'static str,
+    /// What it does, in one or two sentences.
+    pub meaning: &'static str,
+}
+
+impl Variable {
+    /// What the user set, if anything. An empty value counts as not set.
+    pub fn value(&self) -> Option<String> {
+        [Some(self.name), self.horovod].into_iter().flatten().find_map(read)
+    }
+
+    /// What the user set, as a number; an error that names the variable if it is not one.
+    pub fn number<T: std::str::FromStr>(&self, default: T) -> Result<T> {
+        match self.value() {
+            None => Ok(default),
+            Some(text) => text.trim().parse().map_err(|_| self.bad(&text, "a number")),
+        }
+    }
+
+    /// What the user set, as a length of time in seconds (a fraction is fine).
+    pub fn seconds(&self, default: Duration) -> Result<Duration> {
+        let Some(text) = self.value() else { return Ok(default) };
+        text.trim()
+            .parse::<f64>()
+            .ok()
+            .and_then(|s| Duration::try_from_secs_f64(s).ok())
+            .ok_or_else(|| self.bad(&text, "a number of seconds"))
+    }
+
+    /// Horovod's rule for booleans: true if the leading integer is above zero; the common words work too.
+    pub fn flag(&self, default: bool) -> bool {
+        let Some(text) = self.value() else { return default };
+        let text = text.trim().to_ascii_lowercase();
+        match text.as_str() {
+            "true" | "yes" | "on" => true,
+            "false" | "no" | "off" => false,
+            other => {
+                let digits: String = other.chars().take_while(char::is_ascii_digit).collect();
+                digits.parse::<u64>().is_ok_and(|n| n > 0)
+            }
+        }
+    }
+
+    fn bad(&self, text: &str, wanted: &str) -> Error {
+        Error::Usage(format!("environment variable {} is {text:?}, which is not {wanted}", self.name))
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+fn read(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|v| !v.is_empty())
+}
+
+macro_rules! variables {
+    ($($(#[doc = $doc:literal])* $ident:ident = $name:literal, horovod: $horovod:expr, default: $default:literal, $meaning:literal;)*) => {
+        $(#[doc = $meaning] pub static $ident: Variable =
+            Variable { name: $name, horovod: $horovod, default: $default, meaning: $meaning };)*
+
+        /// All of them, in the order of this file.
+        pub static VARIABLES: &[&Variable] = &[$(&$ident),*];
+    };
+}
+
+variables! {
+    RANK = "CORRO_RANK", horovod: Some("HOROVOD_RANK"), default: "0",
+        "This process's rank. Set by the launcher.";
+    SIZE = "CORRO_SIZE", horovod: Some("HOROVOD_SIZE"), default: "1",
+        "How many ranks the job has. Set by the launcher.";
+    HOSTNAME = "CORRO_HOSTNAME", horovod: Some("HOROVOD_HOSTNAME"), default: "the system's host name",
+        "The name of this host in messages. Ranks with different names never share memory.";
+    RENDEZVOUS = "CORRO_RENDEZVOUS", horovod: None, default: "none",
+        "Address (host:port) of the job's rendezvous store. Set by the launcher.";
+    SECRET = "CORRO_SECRET", horovod: None, default: "none",
+        "The job's secret in hexadecimal. Every connection proves it both ways. Set by the launcher; never put it on a command line.";
+    TLS = "CORRO_TLS", horovod: None, default: "0",
+        "1: all traffic between hosts goes through TLS 1.3.";
+    TIMEOUT = "CORRO_TIMEOUT", horovod: None, default: "60",
+        "Seconds without progress while a peer is waiting, after which the operation fails and names who is missing. 0 turns it off.";
+    CONNECT_TIMEOUT = "CORRO_CONNECT_TIMEOUT", horovod: Some("HOROVOD_GLOO_TIMEOUT_SECONDS"), default: "30",
+        "Seconds within which ranks must find and connect to each other.";
+    INTERFACE = "CORRO_INTERFACE", horovod: Some("HOROVOD_GLOO_IFACE"), default: "any that is reachable",
+        "Comma-separated names of the network interfaces to use between hosts.";
+    STREAMS = "CORRO_STREAMS", horovod: None, default: "2",
+        "TCP connections between each pair of ranks on different hosts. More than one helps on links with a long delay, and with several network cards.";
+    FUSION_THRESHOLD = "CORRO_FUSION_THRESHOLD", horovod: Some("HOROVOD_FUSION_THRESHOLD"), default: "134217728",
+        "Bytes of the fusion buffer, which lives in memory shared by the ranks of a host. Pages are used only once touched.";
+    SPIN = "CORRO_SPIN", horovod: None, default: "auto",
+        "1 or 0: whether waiting ranks of one host may spin before they sleep. By default they do only while every rank has a core of its own.";
+    ALGORITHM = "CORRO_ALGORITHM", horovod: None, default: "chosen by size, ranks and hosts",
+        "Forces an algorithm (direct, ring, halving_doubling, tree, hierarchical) wherever it can run, for experiments.";
+}
+
+/// `docs/environment.md`, made from the table above.
+pub fn markdown() -> String {
+    use std::fmt::Write;
+    let mut page = String::from(
+        "# Environment variables\n\nMade from `crates/corro-core/src/config.rs` by `make gen`; change it there.\n\n\
+         A variable that Horovod knows too is read under both names; Corro's own name wins.\n\n\
+         | variable | Horovod's name | default | meaning |\n| --- | --- | --- | --- |\n",
+    );
+    for v in VARIABLES {
+        let horovod = v.horovod.map_or_else(|| "-".into(), |h| format!("`{h}`"));
+        let _ = writeln!(page, "| `{}` | {horovod} | {} | {} |", v.name, v.default, v.meaning);
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Reads variables that no other test sets; the environment of a process is shared by its tests.
+    fn with(value: &str) -> Variable {
+        static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name: &'static str = format!("CORRO_TEST_{n}").leak();
+        set(name, value);
+        Variable { name, horovod: None, default: "", meaning: "" }
+    }
+
+    #[expect(unsafe_code, reason = "tests of the environment must write it")]
+    fn set(name: &str, value: &str) {
+        static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _guard = LOCK.lock().unwrap();
+        // SAFETY: names are unique to one test each, and nothing in this test binary reads the environment through C.
+        unsafe { std::env::set_var(name, value) };
+    }
+
+    #[test]
+    fn names_are_unique_and_prefixed() {
+        let mut names: Vec<_> = VARIABLES.iter().map(|v| v.name).collect();
+        assert!(names.iter().all(|n| n.starts_with("CORRO_")));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), VARIABLES.len());
+    }
+
+    #[test]
+    fn booleans_follow_horovods_rule() {
+        for (text, want) in [("1", true), ("0", false), ("2x", true), ("x", false), ("true", true), ("off", false)] {
+            assert_eq!(with(text).flag(!want), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn bad_numbers_name_the_variable() {
+        let v = with("many");
+        let text = v.number::<usize>(1).unwrap_err().to_string();
+        assert!(text.contains(v.name) && text.contains("many"), "{text}");
+        assert_eq!(with("2.5").seconds(Duration::ZERO), Ok(Duration::from_millis(2500)));
+        assert!(with("-1").seconds(Duration::ZERO).is_err());
+        assert!(with("1e300").seconds(Duration::ZERO).is_err());
+    }
+
+    #[test]
+    fn the_page_in_docs_is_current() {
+        let page = include_str!("../../../docs/environment.md");
+        assert!(page == markdown(), "docs/environment.md is stale: run `make gen`");
+    }
+}

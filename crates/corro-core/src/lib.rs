@@ -1,0 +1,31 @@
+//! The words every other crate of Corro shares.
+//!
+//! This crate owns names and their rules: what a dtype is, what a reduce op means for it, how an error is sorted, which
+//! environment variables exist, how a message is laid out. It does no I/O and starts no thread.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`dtype`] | the element types |
+//! | [`reduce_op`] | Sum, Average, Min, Max, Product, Adasum |
+//! | [`shape`] | dimensions, and how rows are dealt to ranks |
+//! | [`ids`] | ranks, groups |
+//! | [`error`] | one error type, sorted by what the caller can do |
+//! | [`config`] | every environment variable, once |
+//! | [`codec`] | versioned, length-capped messages |
+//! | [`deadline`] | a moment after which waiting ends |
+
+pub mod codec;
+pub mod config;
+pub mod deadline;
+pub mod dtype;
+pub mod error;
+pub mod ids;
+pub mod reduce_op;
+pub mod shape;
+
+pub use deadline::Deadline;
+pub use dtype::DType;
+pub use error::{Error, Result};
+pub use ids::{GroupId, Rank};
+pub use reduce_op::ReduceOp;
+pub use shape::Shape;

@@ -1,0 +1,47 @@
+//! The one word every transport speaks: a non-blocking byte stream to one peer.
+//!
+//! A transport (`mem`, `shm`, `tcp`, `tls`) is a way to get such a stream; everything above is written once. Streams never
+//! wait: whoever drives them decides how to (see `exchange`), by spinning, or by sleeping in `poll` on [`Stream::fd`].
+
+use std::os::fd::BorrowedFd;
+
+/// Why a stream is of no more use, in words that read after "lost rank 3 on node7: ".
+///
+/// The stream does not know whom it leads to; its driver adds that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken(pub String);
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A reliable, ordered byte stream to one peer, both ways, that never blocks.
+///
+/// After an error a stream stays broken.
+pub trait Stream: Send {
+    /// Takes as many bytes as fit now and says how many; 0 when none do.
+    fn try_write(&mut self, bytes: &[u8]) -> Result<usize, Broken>;
+
+    /// Gives as many bytes as have come and says how many; 0 when none have.
+    fn try_read(&mut self, into: &mut [u8]) -> Result<usize, Broken>;
+
+    /// Pushes on what `try_write` took but still holds inside (TLS records). True when nothing is held any more.
+    fn try_flush(&mut self) -> Result<bool, Broken> {
+        Ok(true)
+    }
+
+    /// What to sleep on: readable when `try_read` may give bytes or when the stream broke.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Whether `fd` becomes *writable* when `try_write` or `try_flush` may go on. Where it does not (rings in memory),
+    /// it becomes readable for both.
+    fn writable_by_poll(&self) -> bool;
+
+    /// Called before sleeping on `fd`: asks the peer to ring. The driver tries once more after this, then sleeps.
+    fn arm(&mut self) {}
+
+    /// Called after sleeping: takes the ring off `fd` again.
+    fn disarm(&mut self) {}
+}
