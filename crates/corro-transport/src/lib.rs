@@ -1,1 +1,41 @@
+//! Moving bytes between ranks.
+//!
+//! A [`Fabric`] knows who is where; a [`Channel`] is what one group of ranks works with: a [`Team`] that shares memory
+//! inside the host, and [`Link`]s to anyone. This crate decides nothing about *what* is moved: that is
+//! `corro-collectives`.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `fabric` | who is where, channels |
+//! | `link` | messages to one peer over its streams |
+//! | `stream` | the one word all transports speak |
+//! | `place` | how a process learns its place in the job |
+//! | `mem` | ranks as threads |
+//! | `shm` | ranks as processes of one host |
+//! | [`tcp`] | ranks on different hosts; with `tls` |
+//! | `handshake`, [`secret`] | how both ends of a connection prove that they belong to the job |
+//! | [`store`] | the rendezvous: a small authenticated key-value store |
+//! | `cores` | how many cores may be used, and so whether to spin |
 
+pub mod cores;
+mod fabric;
+mod link;
+mod mem;
+mod place;
+mod ring;
+mod shm;
+mod stream;
+
+// network
+pub mod handshake;
+pub mod nic;
+pub mod secret;
+pub mod store;
+pub mod tcp;
+mod tls;
+
+pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Settings};
+pub use link::{Incoming, Link, Outgoing};
+pub use place::Place;
+pub use shm::team::{Member, Source, Span, Target, Team};
+pub use stream::{Broken, Stream};

@@ -44,4 +44,10 @@ pub trait Stream: Send {
 
     /// Called after sleeping: takes the ring off `fd` again.
     fn disarm(&mut self) {}
+
+    /// Called now and then while nothing moves: an error if the peer is known to be gone. Sockets need not answer;
+    /// they break by themselves.
+    fn check(&mut self) -> Result<(), Broken> {
+        Ok(())
+    }
 }

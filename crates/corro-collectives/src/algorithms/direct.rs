@@ -1,0 +1,325 @@
+//! Through shared memory: the ranks of one host show their data on a board and take what they need from each other.
+//!
+//! | collective | what a rank copies or reduces, for data of N bytes on n ranks |
+//! | --- | --- |
+//! | allreduce, short | publishes N, reduces n x N; one wait |
+//! | allreduce, long | publishes N (n-1)/n, reduces its share N/n from all, collects N (n-1)/n |
+//! | allreduce in the shared area | reduces its share N/n from all and writes it to all; nothing is copied |
+//! | broadcast | the root publishes N, the others copy N |
+//! | allgather, alltoall | publishes its part, copies the others' |
+//! | reducescatter | publishes N (n-1)/n, reduces its share from all |
+//!
+//! Every value is reduced by one rank, or by all of them in the same order, so all end with the same bits; 16-bit floats
+//! are summed in 32 bits and rounded once. Long data passes through the board in slots that stay in the cache, several
+//! rounds at once. `corro_transport::Team` states the one rule about rounds that makes this safe.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use corro_core::shape::share;
+use corro_core::{DType, Result};
+use corro_transport::{Source, Span, Target, Team};
+
+use crate::executor::Arithmetic;
+use crate::pieces::Pieces;
+
+/// Bytes reduced at a time before the result is copied on: it is still in the first-level cache then.
+const GRANULE: usize = 16 << 10;
+
+/// Up to this many bytes over all ranks, everyone reduces everything: cheaper than a second wait.
+const SHORT_TOTAL: usize = 128 << 10;
+
+/// Reduces `pieces` over the team, in place.
+pub(crate) fn allreduce(
+    team: &mut Team,
+    pieces: &mut Pieces<'_, '_>,
+    how: Arithmetic,
+    timeout: Duration,
+) -> Result<()> {
+    let bytes = pieces.len();
+    if bytes * team.size() <= SHORT_TOTAL && bytes <= team.slot_bytes() {
+        allreduce_short(team, pieces, how, timeout)
+    } else {
+        allreduce_long(team, pieces, how, timeout)
+    }
+}
+
+fn allreduce_short(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic, timeout: Duration) -> Result<()> {
+    let bytes = pieces.len();
+    let round = team.next_round(timeout)?;
+    pieces.for_each(0..bytes, |at, part| team.write(team.slot(team.me(), round, at, part.len()), part));
+    team.publish(round);
+    team.wait_all_published(round, timeout)?;
+    pieces.for_each(0..bytes, |at, part| {
+        reduce_shown(team, how, Target::Private(part), |m, len| Source::Shared(team.slot(m, round, at, len)));
+    });
+    Ok(())
+}
+
+/// `target` = what all members show, in the order of members, times the factor.
+fn reduce_shown<'a>(team: &Team, how: Arithmetic, target: Target<'_>, source: impl Fn(usize, usize) -> Source<'a>) {
+    let len = match &target {
+        Target::Private(bytes) => bytes.len(),
+        Target::Shared(span) => span.len(),
+    };
+    let mut few = [Source::Target; 16];
+    if let Some(few) = few.get_mut(..team.size()) {
+        few.iter_mut().enumerate().for_each(|(m, s)| *s = source(m, len));
+        team.reduce(how.op, how.dtype, target, few, how.factor);
+    } else {
+        let many: Vec<_> = (0..team.size()).map(|m| source(m, len)).collect();
+        team.reduce(how.op, how.dtype, target, &many, how.factor);
+    }
+}
+
+/// Three stages at once: while block `s` is published, block `s - 1` is reduced and block `s - 2` collected.
+fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic, timeout: Duration) -> Result<()> {
+    let (n, me) = (team.size(), team.me());
+    let blocks: Vec<Range<usize>> = blocks(pieces.len(), team.slot_bytes()).collect();
+    let mut rounds = Vec::with_capacity(blocks.len());
+    let share_of = |block: &Range<usize>, m| element_share(block.len(), n, m, how.dtype);
+    for stage in 0..blocks.len() + 2 {
+        if let Some(block) = blocks.get(stage) {
+            let round = team.next_round(timeout)?;
+            rounds.push(round);
+            // What others reduce of this block; this rank's own share is read where it is.
+            let mine = share_of(block, me);
+            for part in [0..mine.start, mine.end..block.len()] {
+                let from = block.start + part.start..block.start + part.end;
+                pieces.for_each(from, |at, bytes| {
+                    team.write(team.slot(me, round, part.start + at, bytes.len()), bytes);
+                });
+            }
+            team.publish(round);
+        }
+        if let Some(block) = stage.checked_sub(1).and_then(|s| blocks.get(s)) {
+            let round = rounds[stage - 1];
+            team.wait_all_published(round, timeout)?;
+            let mine = share_of(block, me);
+            for granule in blocks_of(mine.clone(), GRANULE) {
+                let from = block.start + granule.start..block.start + granule.end;
+                pieces.for_each(from, |at, bytes| {
+                    let at = granule.start + at;
+                    reduce_shown(team, how, Target::Private(bytes), |m, len| {
+                        if m == me { Source::Target } else { Source::Shared(team.slot(m, round, at, len)) }
+                    });
+                    team.write(team.slot(me, round, at, bytes.len()), bytes);
+                });
+            }
+            team.mark_reduced(round);
+        }
+        if let Some(block) = stage.checked_sub(2).and_then(|s| blocks.get(s)) {
+            let round = rounds[stage - 2];
+            for m in team.others() {
+                team.wait_reduced(m, round, timeout)?;
+                let theirs = share_of(block, m);
+                pieces.for_each(block.start + theirs.start..block.start + theirs.end, |at, bytes| {
+                    team.read(team.slot(m, round, theirs.start + at, bytes.len()), bytes);
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reduces a part of the shared area, where everyone's data already is, in place in all members' areas.
+pub(crate) fn allreduce_area(team: &mut Team, range: &Range<usize>, how: Arithmetic, timeout: Duration) -> Result<()> {
+    team.barrier(timeout)?;
+    let mine = element_share(range.len(), team.size(), team.me(), how.dtype);
+    reduce_areas(team, range.start + mine.start..range.start + mine.end, how, team.me(), |at| {
+        for m in team.others() {
+            team.copy(area(team, m, at), area(team, team.me(), at));
+        }
+    });
+    team.barrier(timeout)
+}
+
+/// Reduces `range` of all areas into the area of `owner`, and calls `then` after each granule.
+pub(crate) fn reduce_areas(
+    team: &Team,
+    range: Range<usize>,
+    how: Arithmetic,
+    owner: usize,
+    mut then: impl FnMut(&Range<usize>),
+) {
+    for granule in blocks_of(range, GRANULE) {
+        let target = Target::Shared(area(team, owner, &granule));
+        reduce_shown(team, how, target, |m, len| {
+            if m == owner { Source::Target } else { Source::Shared(team.area_of(m, granule.start, len)) }
+        });
+        then(&granule);
+    }
+}
+
+pub(crate) fn area(team: &Team, member: usize, range: &Range<usize>) -> Span {
+    team.area_of(member, range.start, range.len())
+}
+
+/// `data` of `root` becomes everyone's.
+pub(crate) fn broadcast(team: &mut Team, root: usize, data: &mut [u8], timeout: Duration) -> Result<()> {
+    let me = team.me();
+    for block in blocks(data.len(), team.slot_bytes()) {
+        let round = team.next_round(timeout)?;
+        if me == root {
+            team.write(team.slot(me, round, 0, block.len()), &data[block]);
+            team.publish(round);
+        } else {
+            team.publish(round);
+            team.wait_published(root, round, timeout)?;
+            team.read(team.slot(root, round, 0, block.len()), &mut data[block]);
+        }
+    }
+    Ok(())
+}
+
+/// Member m's bytes come to `places[m]` of everyone's `output`. This member's own are there already.
+pub(crate) fn allgather(team: &mut Team, places: &[Range<usize>], output: &mut [u8], timeout: Duration) -> Result<()> {
+    let me = team.me();
+    let slot = team.slot_bytes();
+    let rounds = places.iter().map(|p| p.len().div_ceil(slot)).max().unwrap_or(0);
+    let part = |m: usize, k: usize| {
+        let from = places[m].start + (k * slot).min(places[m].len());
+        from..(from + slot).min(places[m].end)
+    };
+    let mut shown = 0;
+    // Publish round k, then read round k - 1: the others have had time to publish that one.
+    for k in 0..=rounds {
+        let before = shown;
+        if k < rounds {
+            shown = team.next_round(timeout)?;
+            let mine = part(me, k);
+            team.write(team.slot(me, shown, 0, mine.len()), &output[mine]);
+            team.publish(shown);
+        }
+        if k > 0 {
+            for m in team.others() {
+                let theirs = part(m, k - 1);
+                team.wait_published(m, before, timeout)?;
+                team.read(team.slot(m, before, 0, theirs.len()), &mut output[theirs]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Slots cut into one compartment per reader, for collectives that give each member something else.
+struct Compartments {
+    bytes: usize,
+}
+
+impl Compartments {
+    fn of(team: &Team) -> Self {
+        // Whole cache lines, and so whole elements. A team so large that a slot has no line for each takes more rounds.
+        Self { bytes: (team.slot_bytes() / team.size() / 64 * 64).max(64) }
+    }
+
+    /// The k-th part of `range` that fits a compartment.
+    fn part(&self, range: &Range<usize>, k: usize) -> Range<usize> {
+        let from = range.start + (k * self.bytes).min(range.len());
+        from..(from + self.bytes).min(range.end)
+    }
+
+    fn rounds(&self, lengths: impl Iterator<Item = usize>) -> usize {
+        lengths.map(|l| l.div_ceil(self.bytes)).max().unwrap_or(0)
+    }
+}
+
+/// Shows the k-th part of each reader's range of `input` in its compartment; one's own is not shown.
+fn show_parts(
+    team: &mut Team,
+    c: &Compartments,
+    input: &[u8],
+    out: &[Range<usize>],
+    k: usize,
+    timeout: Duration,
+) -> Result<u32> {
+    let round = team.next_round(timeout)?;
+    for m in team.others() {
+        let part = c.part(&out[m], k);
+        team.write(team.slot(team.me(), round, m * c.bytes, part.len()), &input[part]);
+    }
+    team.publish(round);
+    Ok(round)
+}
+
+/// `out[m]` of the input goes to member m; what m has for this one comes to `into[m]` of the output.
+/// `longest` is the longest such part between any two members, which all must know alike.
+pub(crate) fn alltoall(
+    team: &mut Team,
+    input: &[u8],
+    out: &[Range<usize>],
+    output: &mut [u8],
+    into: &[Range<usize>],
+    longest: usize,
+    timeout: Duration,
+) -> Result<()> {
+    let c = Compartments::of(team);
+    let me = team.me();
+    output[into[me].clone()].copy_from_slice(&input[out[me].clone()]);
+    let rounds = c.rounds(std::iter::once(longest));
+    let mut shown = 0;
+    for k in 0..=rounds {
+        let before = shown;
+        if k < rounds {
+            shown = show_parts(team, &c, input, out, k, timeout)?;
+        }
+        if k > 0 {
+            for m in team.others() {
+                let part = c.part(&into[m], k - 1);
+                team.wait_published(m, before, timeout)?;
+                team.read(team.slot(m, before, me * c.bytes, part.len()), &mut output[part]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `output` = the reduction of everyone's `input[chunks[me]]`.
+pub(crate) fn reducescatter(
+    team: &mut Team,
+    input: &[u8],
+    chunks: &[Range<usize>],
+    output: &mut [u8],
+    how: Arithmetic,
+    timeout: Duration,
+) -> Result<()> {
+    let c = Compartments::of(team);
+    let me = team.me();
+    let rounds = c.rounds(chunks.iter().map(ExactSizeIterator::len));
+    let mut shown = 0;
+    for k in 0..=rounds {
+        let before = shown;
+        if k < rounds {
+            shown = show_parts(team, &c, input, chunks, k, timeout)?;
+        }
+        if k > 0 {
+            let part = c.part(&chunks[me], k - 1);
+            team.wait_all_published(before, timeout)?;
+            let target = &mut output[part.start - chunks[me].start..part.end - chunks[me].start];
+            reduce_shown(team, how, Target::Private(target), |m, len| {
+                if m == me {
+                    Source::Private(&input[part.clone()])
+                } else {
+                    Source::Shared(team.slot(m, before, me * c.bytes, len))
+                }
+            });
+        }
+    }
+    Ok(())
+}
+
+/// `len` bytes cut into blocks of `size`.
+fn blocks(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    blocks_of(0..len, size)
+}
+
+fn blocks_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(size).map(move |start| start..(start + size).min(end))
+}
+
+/// The share of `bytes` bytes that member `m` of `n` reduces: whole elements.
+pub(crate) fn element_share(bytes: usize, n: usize, m: usize, dtype: DType) -> Range<usize> {
+    let elements = share(bytes / dtype.size(), n, m);
+    elements.start * dtype.size()..elements.end * dtype.size()
+}

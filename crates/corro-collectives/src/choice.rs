@@ -1,0 +1,190 @@
+//! Which algorithm runs: a table over collective, size, ranks and topology. The first row that fits wins.
+//!
+//! The numbers were measured, see `docs/performance.md`. Nothing here changes results beyond rounding: every algorithm
+//! gives all ranks the same bits.
+
+use corro_core::{Error, Result, config};
+
+/// A way to run a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// Through memory shared by all ranks; one host only.
+    Direct,
+    /// Around the ring.
+    Ring,
+    /// Recursive halving and doubling.
+    HalvingDoubling,
+    /// Up and down a binomial tree.
+    Tree,
+    /// Shared memory inside hosts, several ranks at once between them.
+    Hierarchical,
+    /// Everyone with everyone.
+    Pairwise,
+}
+
+impl Algorithm {
+    /// Every algorithm, for tables and tests.
+    pub const ALL: [Self; 6] =
+        [Self::Direct, Self::Ring, Self::HalvingDoubling, Self::Tree, Self::Hierarchical, Self::Pairwise];
+
+    /// Its name in `CORRO_ALGORITHM` and in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Ring => "ring",
+            Self::HalvingDoubling => "halving_doubling",
+            Self::Tree => "tree",
+            Self::Hierarchical => "hierarchical",
+            Self::Pairwise => "pairwise",
+        }
+    }
+
+    /// What `CORRO_ALGORITHM` asks for.
+    pub fn from_env() -> Result<Option<Self>> {
+        let Some(name) = config::ALGORITHM.value() else { return Ok(None) };
+        let found = Self::ALL.into_iter().find(|a| a.name() == name.trim());
+        let names = || Self::ALL.map(Self::name).join(", ");
+        found
+            .map(Some)
+            .ok_or_else(|| Error::Usage(format!("CORRO_ALGORITHM is {name:?}, which is none of {}", names())))
+    }
+
+    /// Whether it can run `collective` on `topology` at all.
+    pub const fn fits(self, collective: Collective, topology: Topology) -> bool {
+        use Collective as C;
+        match self {
+            Self::Direct => matches!(topology, Topology::OneHost),
+            Self::Ring => !matches!(collective, C::Alltoall | C::Barrier),
+            Self::HalvingDoubling => matches!(collective, C::Allreduce | C::Reducescatter | C::Allgather),
+            Self::Tree => matches!(collective, C::Allreduce | C::Broadcast),
+            Self::Hierarchical => {
+                matches!(collective, C::Allreduce | C::Broadcast) && matches!(topology, Topology::SharedHosts)
+            }
+            Self::Pairwise => matches!(collective, C::Alltoall | C::Barrier),
+        }
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names say it all")]
+pub enum Collective {
+    Allreduce,
+    Allgather,
+    Broadcast,
+    Alltoall,
+    Reducescatter,
+    Barrier,
+}
+
+impl Collective {
+    /// Every collective, for tables and tests.
+    pub const ALL: [Self; 6] =
+        [Self::Allreduce, Self::Allgather, Self::Broadcast, Self::Alltoall, Self::Reducescatter, Self::Barrier];
+}
+
+/// How the ranks of a group lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Topology {
+    /// All on one host.
+    OneHost,
+    /// Each on a host of its own.
+    OneEach,
+    /// Several hosts, some with several ranks.
+    SharedHosts,
+}
+
+/// One row: fits groups of at least `ranks` ranks and data of at most `bytes`.
+struct Row {
+    collective: Collective,
+    topology: Option<Topology>,
+    ranks: usize,
+    bytes: usize,
+    algorithm: Algorithm,
+}
+
+const ANY: usize = usize::MAX;
+
+#[rustfmt::skip]
+const TABLE: &[Row] = {
+    use Algorithm as A;
+    use Collective as C;
+    use Topology as T;
+    &[
+        Row { collective: C::Allreduce,     topology: Some(T::OneHost),     ranks: 2, bytes: ANY,       algorithm: A::Direct },
+        Row { collective: C::Allreduce,     topology: Some(T::SharedHosts), ranks: 2, bytes: ANY,       algorithm: A::Hierarchical },
+        // Two ranks: the ring is one exchange of halves each way, which is also what halving does.
+        Row { collective: C::Allreduce,     topology: None,                 ranks: 2, bytes: 512 << 10, algorithm: A::HalvingDoubling },
+        Row { collective: C::Allreduce,     topology: None,                 ranks: 2, bytes: ANY,       algorithm: A::Ring },
+
+        Row { collective: C::Broadcast,     topology: Some(T::OneHost),     ranks: 2, bytes: ANY,       algorithm: A::Direct },
+        Row { collective: C::Broadcast,     topology: Some(T::SharedHosts), ranks: 2, bytes: ANY,       algorithm: A::Hierarchical },
+        Row { collective: C::Broadcast,     topology: None,                 ranks: 3, bytes: 512 << 10, algorithm: A::Tree },
+        Row { collective: C::Broadcast,     topology: None,                 ranks: 2, bytes: ANY,       algorithm: A::Ring },
+
+        Row { collective: C::Allgather,     topology: Some(T::OneHost),     ranks: 2, bytes: ANY,       algorithm: A::Direct },
+        Row { collective: C::Allgather,     topology: None,                 ranks: 3, bytes: 512 << 10, algorithm: A::HalvingDoubling },
+        Row { collective: C::Allgather,     topology: None,                 ranks: 2, bytes: ANY,       algorithm: A::Ring },
+
+        Row { collective: C::Reducescatter, topology: Some(T::OneHost),     ranks: 2, bytes: ANY,       algorithm: A::Direct },
+        Row { collective: C::Reducescatter, topology: None,                 ranks: 3, bytes: 512 << 10, algorithm: A::HalvingDoubling },
+        Row { collective: C::Reducescatter, topology: None,                 ranks: 2, bytes: ANY,       algorithm: A::Ring },
+
+        Row { collective: C::Alltoall,      topology: Some(T::OneHost),     ranks: 2, bytes: ANY,       algorithm: A::Direct },
+        Row { collective: C::Alltoall,      topology: None,                 ranks: 2, bytes: ANY,       algorithm: A::Pairwise },
+
+        Row { collective: C::Barrier,       topology: Some(T::OneHost),     ranks: 2, bytes: ANY,       algorithm: A::Direct },
+        Row { collective: C::Barrier,       topology: None,                 ranks: 2, bytes: ANY,       algorithm: A::Pairwise },
+    ]
+};
+
+/// The algorithm for `bytes` bytes over `ranks` (at least two) ranks; `forced` wins where it can run.
+pub(crate) fn choose(
+    collective: Collective,
+    topology: Topology,
+    ranks: usize,
+    bytes: usize,
+    forced: Option<Algorithm>,
+) -> Result<Algorithm> {
+    if let Some(forced) = forced.filter(|a| a.fits(collective, topology)) {
+        return Ok(forced);
+    }
+    TABLE
+        .iter()
+        .find(|row| {
+            row.collective == collective
+                && row.topology.is_none_or(|t| t == topology)
+                && ranks >= row.ranks
+                && bytes <= row.bytes
+        })
+        .map(|row| row.algorithm)
+        .ok_or_else(|| Error::Bug(format!("no algorithm for {collective:?} of {bytes} bytes on {ranks} ranks")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOPOLOGIES: [Topology; 3] = [Topology::OneHost, Topology::OneEach, Topology::SharedHosts];
+
+    #[test]
+    fn every_case_has_a_row_that_fits() {
+        for collective in Collective::ALL {
+            for topology in TOPOLOGIES {
+                for ranks in [2, 3, 4, 17, 1000] {
+                    for bytes in [0, 1, 4096, 1 << 20, 1 << 40] {
+                        let algorithm = choose(collective, topology, ranks, bytes, None).unwrap();
+                        assert!(algorithm.fits(collective, topology), "{collective:?} {topology:?} {algorithm:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_forced_algorithm_wins_only_where_it_can_run() {
+        let forced = |collective, topology| choose(collective, topology, 4, 100, Some(Algorithm::Tree)).unwrap();
+        assert_eq!(forced(Collective::Allreduce, Topology::OneHost), Algorithm::Tree);
+        assert_eq!(forced(Collective::Alltoall, Topology::OneHost), Algorithm::Direct);
+    }
+}

@@ -1,0 +1,321 @@
+//! Runs a schedule: moves whatever can move, over all lanes at once, and sleeps when nothing can.
+//!
+//! One thread, the caller's. A pass tries every lane; while passes move bytes there is no reason to sleep. When nothing
+//! moves, it spins for a moment if every rank has a core, then sleeps in `poll` on all streams it waits for, and looks
+//! up now and then for peers that are gone and for the deadline.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use corro_core::{DType, Deadline, Error, ReduceOp, Result};
+use corro_transport::{Incoming, Link, Links, Outgoing};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::schedule::{Action, Schedule, Step};
+
+/// How long a sleeper sleeps before it looks whether its peers still live.
+const LOOK_UP: Duration = Duration::from_millis(50);
+
+/// Passes without movement before sleeping.
+const SPINS: u32 = 300;
+
+/// Bytes read at once for reducing: they should still be in the cache when they are added.
+pub(crate) const SCRATCH: usize = 128 << 10;
+
+/// How arriving bytes are reduced, and the factor for values that are complete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arithmetic {
+    pub(crate) op: ReduceOp,
+    pub(crate) dtype: DType,
+    pub(crate) factor: f64,
+}
+
+/// What a schedule works on.
+pub(crate) struct Buffers<'a> {
+    /// Only sent from.
+    pub(crate) input: &'a [u8],
+    /// Sent from and received into.
+    pub(crate) main: &'a mut [u8],
+    /// At least [`SCRATCH`] bytes where anything is reduced.
+    pub(crate) scratch: &'a mut [u8],
+}
+
+/// Runs `schedule` to its end.
+pub(crate) fn run(
+    links: &mut Links,
+    schedule: &Schedule,
+    buffers: Buffers<'_>,
+    arithmetic: Option<Arithmetic>,
+) -> Result<()> {
+    for lane in &schedule.lanes {
+        links.to(lane.peer)?;
+    }
+    let lanes = schedule.lanes.iter().map(|_| LaneState::default()).collect();
+    let mut run = Run {
+        schedule,
+        buffers,
+        arithmetic,
+        lanes,
+        done: vec![false; schedule.steps.len()],
+        left: schedule.steps.len(),
+    };
+    run.to_the_end(links)
+}
+
+#[derive(Default)]
+struct LaneState {
+    next_send: usize,
+    next_receive: usize,
+    /// Under way, at most one per stream.
+    sending: Vec<(usize, Outgoing)>,
+    receiving: Vec<Receiving>,
+}
+
+struct Receiving {
+    step: usize,
+    message: Incoming,
+    /// Bytes already reduced.
+    reduced: usize,
+    /// Bytes of an element that has not come whole yet.
+    carry: Vec<u8>,
+}
+
+struct Run<'a> {
+    schedule: &'a Schedule,
+    buffers: Buffers<'a>,
+    arithmetic: Option<Arithmetic>,
+    lanes: Vec<LaneState>,
+    done: Vec<bool>,
+    left: usize,
+}
+
+impl Run<'_> {
+    fn to_the_end(&mut self, links: &mut Links) -> Result<()> {
+        let spins = if links.may_spin() { SPINS } else { 0 };
+        let mut idle = 0;
+        let mut deadline = None;
+        while self.left > 0 {
+            if self.pass(links)? {
+                (idle, deadline) = (0, None);
+            } else if idle < spins {
+                idle += 1;
+                std::hint::spin_loop();
+            } else {
+                let deadline = *deadline.get_or_insert_with(|| Deadline::after(links.timeout()));
+                self.sleep(links, deadline)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries everything once. True if anything moved.
+    fn pass(&mut self, links: &mut Links) -> Result<bool> {
+        let mut moved = false;
+        for lane in 0..self.lanes.len() {
+            let link = links.to(self.schedule.lanes[lane].peer)?;
+            // Receives first: they are what sends wait for.
+            moved |= self.receive(lane, link)?;
+            moved |= self.send(lane, link)?;
+        }
+        Ok(moved)
+    }
+
+    fn is_ready(&self, step: usize) -> bool {
+        self.schedule.waits[step].iter().all(|w| self.done[*w])
+    }
+
+    fn send(&mut self, lane: usize, link: &mut Link) -> Result<bool> {
+        let queue = &self.schedule.lanes[lane].sends;
+        let mut moved = false;
+        loop {
+            while self.lanes[lane].sending.len() < link.width()
+                && let Some(step) = queue.get(self.lanes[lane].next_send).copied()
+                && self.is_ready(step)
+            {
+                let message = link.start_send(self.outgoing(step).len())?;
+                self.lanes[lane].sending.push((step, message));
+                self.lanes[lane].next_send += 1;
+            }
+            let mut finished = false;
+            for i in 0..self.lanes[lane].sending.len() {
+                let step = self.lanes[lane].sending[i].0;
+                let payload = match &self.schedule.steps[step] {
+                    Step::Send { range, .. } => &self.buffers.main[range.clone()],
+                    Step::SendInput { range, .. } => &self.buffers.input[range.clone()],
+                    Step::Receive { .. } => &[],
+                };
+                let message = &mut self.lanes[lane].sending[i].1;
+                moved |= link.try_send(message, payload)?;
+                if message.is_sent() {
+                    self.done[step] = true;
+                    self.left -= 1;
+                    finished = true;
+                }
+            }
+            if !finished {
+                return Ok(moved);
+            }
+            let done = &self.done;
+            self.lanes[lane].sending.retain(|(step, _)| !done[*step]);
+        }
+    }
+
+    fn outgoing(&self, step: usize) -> &[u8] {
+        match &self.schedule.steps[step] {
+            Step::Send { range, .. } => &self.buffers.main[range.clone()],
+            Step::SendInput { range, .. } => &self.buffers.input[range.clone()],
+            Step::Receive { .. } => &[],
+        }
+    }
+
+    fn receive(&mut self, lane: usize, link: &mut Link) -> Result<bool> {
+        let queue = &self.schedule.lanes[lane].receives;
+        let mut moved = false;
+        loop {
+            while self.lanes[lane].receiving.len() < link.width()
+                && let Some(step) = queue.get(self.lanes[lane].next_receive).copied()
+                && self.is_ready(step)
+                && let Step::Receive { range, .. } = &self.schedule.steps[step]
+            {
+                let message = link.start_receive(range.len())?;
+                self.lanes[lane].receiving.push(Receiving { step, message, reduced: 0, carry: Vec::new() });
+                self.lanes[lane].next_receive += 1;
+            }
+            let mut finished = false;
+            for i in 0..self.lanes[lane].receiving.len() {
+                let receiving = &mut self.lanes[lane].receiving[i];
+                let Step::Receive { range, action, last, .. } = &self.schedule.steps[receiving.step] else { continue };
+                let target = &mut self.buffers.main[range.clone()];
+                moved |= match action {
+                    Action::Store => link.try_receive(&mut receiving.message, target)?,
+                    Action::Reduce | Action::ReduceUnder => {
+                        let arithmetic =
+                            self.arithmetic.ok_or_else(|| Error::Bug("a reduction without an op".into()))?;
+                        let factor = if *last { arithmetic.factor } else { 1.0 };
+                        let how = Arithmetic { factor, ..arithmetic };
+                        receive_and_reduce(link, receiving, target, self.buffers.scratch, how, *action)?
+                    }
+                };
+                if receiving.message.is_received() {
+                    self.done[receiving.step] = true;
+                    self.left -= 1;
+                    finished = true;
+                }
+            }
+            if !finished {
+                return Ok(moved);
+            }
+            let done = &self.done;
+            self.lanes[lane].receiving.retain(|r| !done[r.step]);
+        }
+    }
+
+    /// Sleeps until a stream that matters stirs.
+    fn sleep(&mut self, links: &mut Links, deadline: Deadline) -> Result<()> {
+        let busy: Vec<usize> = self.schedule.lanes.iter().map(|l| l.peer).collect();
+        for peer in &busy {
+            links.to(*peer)?.streams_mut().for_each(|s| s.arm());
+        }
+        // Whatever came before the bells were armed is found by this pass; whatever comes after rings.
+        let moved = self.pass(links);
+        let woken = match moved {
+            Ok(false) if self.left > 0 => self.poll(links, deadline),
+            Ok(_) => Ok(true),
+            Err(e) => Err(e),
+        };
+        for peer in &busy {
+            links.to(*peer)?.streams_mut().for_each(|s| s.disarm());
+        }
+        if woken? {
+            return Ok(());
+        }
+        for peer in busy {
+            links.to(peer)?.check()?;
+        }
+        if deadline.passed() { Err(self.too_late(links, deadline)) } else { Ok(()) }
+    }
+
+    /// True if something stirred, false after [`LOOK_UP`].
+    fn poll(&self, links: &Links, deadline: Deadline) -> Result<bool> {
+        let mut fds = Vec::new();
+        for (lane, state) in self.schedule.lanes.iter().zip(&self.lanes) {
+            let Some(link) = links.connected(lane.peer) else { continue };
+            for (_, message) in &state.sending {
+                let stream = link.stream_of_outgoing(message);
+                let flags = if stream.writable_by_poll() { PollFlags::OUT } else { PollFlags::IN };
+                fds.push(PollFd::from_borrowed_fd(stream.fd(), flags));
+            }
+            for receiving in &state.receiving {
+                let stream = link.stream_of_incoming(&receiving.message);
+                fds.push(PollFd::from_borrowed_fd(stream.fd(), PollFlags::IN));
+            }
+        }
+        let nap = deadline.left().unwrap_or(LOOK_UP).min(LOOK_UP);
+        let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(nap.subsec_nanos()) };
+        match poll(&mut fds, Some(&nap)) {
+            Ok(n) => Ok(n > 0),
+            Err(rustix::io::Errno::INTR) => Ok(true),
+            Err(e) => Err(Error::io("waiting for peers", e)),
+        }
+    }
+
+    fn too_late(&self, links: &Links, deadline: Deadline) -> Error {
+        let waits = |lane: &LaneState| lane.receiving.first().map(|r| r.step).or(lane.sending.first().map(|s| s.0));
+        let stuck =
+            self.lanes.iter().zip(&self.schedule.lanes).find_map(|(state, lane)| Some((waits(state)?, lane.peer)));
+        let Some((step, peer)) = stuck else { return Error::Bug("nothing is under way, yet not all is done".into()) };
+        let doing = match &self.schedule.steps[step] {
+            Step::Receive { range, .. } => format!("nothing came from it while {} bytes are due", range.len()),
+            Step::Send { range, .. } | Step::SendInput { range, .. } => {
+                format!("it does not take {} bytes", range.len())
+            }
+        };
+        let seconds = deadline.granted().as_secs_f64();
+        let cause =
+            format!("{doing}, for {seconds} s (step {step} of {}; CORRO_TIMEOUT sets this limit)", self.done.len());
+        match links.connected(peer) {
+            Some(link) => link.lost(corro_transport::Broken(cause)),
+            None => Error::Bug(cause),
+        }
+    }
+}
+
+/// Takes what has come, as whole elements, and reduces it into its place.
+fn receive_and_reduce(
+    link: &mut Link,
+    receiving: &mut Receiving,
+    target: &mut [u8],
+    scratch: &mut [u8],
+    how: Arithmetic,
+    action: Action,
+) -> Result<bool> {
+    let mut moved = false;
+    loop {
+        let kept = receiving.carry.len();
+        scratch[..kept].copy_from_slice(&receiving.carry);
+        let got = link.try_receive_some(&mut receiving.message, &mut scratch[kept..])?;
+        if got == 0 {
+            return Ok(moved);
+        }
+        moved = true;
+        let there = kept + got;
+        let whole = there - there % how.dtype.size();
+        receiving.carry.clear();
+        receiving.carry.extend_from_slice(&scratch[whole..there]);
+        let into: Range<usize> = receiving.reduced..receiving.reduced + whole;
+        receiving.reduced += whole;
+        reduce(&mut target[into], &mut scratch[..whole], how, action);
+    }
+}
+
+fn reduce(mine: &mut [u8], theirs: &mut [u8], how: Arithmetic, action: Action) {
+    if action == Action::ReduceUnder {
+        corro_kernels::reduce(how.op, how.dtype, theirs, mine);
+        mine.copy_from_slice(theirs);
+    } else {
+        corro_kernels::reduce(how.op, how.dtype, mine, theirs);
+    }
+    if how.factor != 1.0 {
+        corro_kernels::scale(how.dtype, mine, how.factor);
+    }
+}

@@ -1,0 +1,597 @@
+//! The collectives as programs call them.
+//!
+//! A group checks the arguments, picks an algorithm and runs it. After an error other than a wrong argument a group is
+//! of no more use: its streams may be in the middle of a message. It then ends its connections, so that the other
+//! members fail at once too, and answers every later call with the same error.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corro_core::shape::share;
+use corro_core::{DType, Error, GroupId, Rank, ReduceOp, Result};
+use corro_transport::{Channel, Fabric, Links};
+
+use crate::algorithms::adasum::{self, Swap};
+use crate::algorithms::hierarchical::Carriers;
+use crate::algorithms::{direct, halving_doubling, hierarchical, pairwise, ring, tree};
+use crate::choice::{Algorithm, Collective, Topology, choose};
+use crate::element::Element;
+use crate::executor::{self, Arithmetic, Buffers, SCRATCH};
+use crate::pieces::Pieces;
+use crate::reduction::Reduction;
+use crate::schedule::Builder;
+use crate::subset::Subset;
+
+/// Up to this many bytes, halving and doubling exchanges everything at once instead of parts.
+const SHORT: usize = 16 << 10;
+
+/// Ranks that run collectives together. See the crate's page for an example.
+pub struct Group {
+    channel: Channel,
+    all: Subset,
+    carriers: Carriers,
+    topology: Topology,
+    forced: Option<Algorithm>,
+    scratch: Vec<u8>,
+    /// The shared area of a rank that is alone on its host.
+    own_area: Vec<u8>,
+    area: usize,
+    timeout: Duration,
+    broken: Option<Error>,
+}
+
+impl Group {
+    /// All ranks of the job.
+    pub fn world(fabric: &Arc<Fabric>) -> Result<Self> {
+        Self::open(fabric, GroupId::WORLD, &(0..fabric.size()).collect::<Vec<_>>())
+    }
+
+    /// These ranks (ascending, this one among them). All of them must call this with the same number, which must not be
+    /// in use by another group.
+    pub fn open(fabric: &Arc<Fabric>, id: GroupId, members: &[Rank]) -> Result<Self> {
+        let channel = fabric.open(id, members)?;
+        let links = &channel.links;
+        let hosts = links.hosts();
+        let topology = match hosts.len() {
+            1 => Topology::OneHost,
+            n if n == members.len() => Topology::OneEach,
+            _ => Topology::SharedHosts,
+        };
+        Ok(Self {
+            all: Subset::all(members.len(), links.me()),
+            carriers: Carriers::new(hosts, links.me()),
+            topology,
+            forced: Algorithm::from_env()?,
+            scratch: Vec::new(),
+            own_area: Vec::new(),
+            area: fabric.settings().area_bytes(),
+            timeout: links.timeout(),
+            broken: None,
+            channel,
+        })
+    }
+
+    /// This rank's number in the group.
+    pub fn rank(&self) -> usize {
+        self.all.me()
+    }
+
+    /// How many ranks.
+    pub fn size(&self) -> usize {
+        self.all.size()
+    }
+
+    /// How the ranks lie.
+    pub fn topology(&self) -> Topology {
+        self.topology
+    }
+
+    /// Makes every collective use `algorithm` where it can run it. All members must do the same.
+    pub fn force(&mut self, algorithm: Option<Algorithm>) {
+        self.forced = algorithm;
+    }
+
+    /// Reduces `data` over all members, in place.
+    pub fn allreduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        self.allreduce_bytes(bytemuck::cast_slice_mut(data), &Reduction::new(T::DTYPE, op))
+    }
+
+    /// As [`Group::allreduce`], for bytes of any dtype and with scale factors.
+    pub fn allreduce_bytes(&mut self, data: &mut [u8], how: &Reduction) -> Result<()> {
+        self.allreduce_many(&mut [data], how)
+    }
+
+    /// Reduces several tensors at once, in place: one collective instead of many (tensor fusion). All members must pass
+    /// tensors of the same lengths in the same order.
+    pub fn allreduce_many(&mut self, tensors: &mut [&mut [u8]], how: &Reduction) -> Result<()> {
+        for tensor in tensors.iter() {
+            how.check(tensor.len())?;
+        }
+        let mut pieces = Pieces::new(tensors);
+        let bytes = pieces.len();
+        if how.prescale != 1.0 {
+            pieces.for_each(0..bytes, |_, part| corro_kernels::scale(how.dtype, part, how.prescale));
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        if self.size() == 1 {
+            scale(&mut pieces, how.dtype, how.factor(1));
+            return Ok(());
+        }
+        self.guarded(|group| group.allreduce_pieces(&mut pieces, how))
+    }
+
+    /// The memory in which [`Group::allreduce_shared`] reduces without copying. Data that lives here is visible to the
+    /// other ranks of the host; it is this rank's own between collectives.
+    pub fn shared(&mut self) -> &mut [u8] {
+        match self.channel.team.as_mut() {
+            Some(team) => team.area(),
+            None => {
+                self.own_area.resize(self.area, 0);
+                &mut self.own_area
+            }
+        }
+    }
+
+    /// Reduces a part of [`Group::shared`] over all members, in place. All members must name the same part.
+    pub fn allreduce_shared(&mut self, range: Range<usize>, how: &Reduction) -> Result<()> {
+        how.check(range.len())?;
+        let alone = self.size() == 1;
+        let shared = self.shared();
+        let Some(part) = shared.get_mut(range.clone()) else {
+            return Err(Error::Usage(format!(
+                "{range:?} is not a part of the {} bytes of shared memory",
+                shared.len()
+            )));
+        };
+        if range.start % how.dtype.size() != 0 {
+            return Err(Error::Usage(format!("{} elements can't begin at byte {}", how.dtype, range.start)));
+        }
+        if how.prescale != 1.0 {
+            corro_kernels::scale(how.dtype, part, how.prescale);
+        }
+        if range.is_empty() {
+            return Ok(());
+        }
+        if alone {
+            corro_kernels::scale(how.dtype, part, how.factor(1));
+            return Ok(());
+        }
+        self.guarded(|group| group.allreduce_area(&range, how))
+    }
+
+    /// Everyone's `input`, one after the other; inputs may differ in length.
+    pub fn allgather<T: Element>(&mut self, input: &[T]) -> Result<Vec<T>> {
+        let counts = self.exchange_counts(std::mem::size_of_val(input))?;
+        let total: usize = counts.iter().sum();
+        let mut output = vec![T::zeroed(); total / size_of::<T>()];
+        self.allgather_bytes(bytemuck::cast_slice(input), &counts, bytemuck::cast_slice_mut(&mut output))?;
+        Ok(output)
+    }
+
+    /// As [`Group::allgather`] where all members know how many bytes each of them brings.
+    pub fn allgather_bytes(&mut self, input: &[u8], counts: &[usize], output: &mut [u8]) -> Result<()> {
+        let places = self.places(counts)?;
+        let total = places.last().map_or(0, |p| p.end);
+        if input.len() != counts[self.rank()] || output.len() != total {
+            return Err(Error::Usage(format!(
+                "allgather of {} bytes into {} where the counts say {} into {total}",
+                input.len(),
+                output.len(),
+                counts[self.rank()]
+            )));
+        }
+        output[places[self.rank()].clone()].copy_from_slice(input);
+        if self.size() == 1 || total == 0 {
+            return Ok(());
+        }
+        self.guarded(|group| match (group.choose(Collective::Allgather, total)?, &mut group.channel.team) {
+            (Algorithm::Direct, Some(team)) => direct::allgather(team, &places, output, group.timeout),
+            (algorithm, _) => group.run(&[], output, None, |b, s| match algorithm {
+                Algorithm::HalvingDoubling => halving_doubling::allgather(b, s, &places),
+                _ => ring::allgather(b, s, &places),
+            }),
+        })
+    }
+
+    /// `data` of member `root` becomes everyone's. Lengths must be equal.
+    pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<()> {
+        self.broadcast_bytes(bytemuck::cast_slice_mut(data), root)
+    }
+
+    /// As [`Group::broadcast`], for bytes.
+    pub fn broadcast_bytes(&mut self, data: &mut [u8], root: usize) -> Result<()> {
+        if root >= self.size() {
+            return Err(Error::Usage(format!(
+                "broadcast received invalid root rank {root} in a group of {}",
+                self.size()
+            )));
+        }
+        if self.size() == 1 || data.is_empty() {
+            return Ok(());
+        }
+        let bytes = data.len();
+        self.guarded(|group| match (group.choose(Collective::Broadcast, bytes)?, &mut group.channel.team) {
+            (Algorithm::Direct, Some(team)) => direct::broadcast(team, root, data, group.timeout),
+            (Algorithm::Hierarchical, _) => group.broadcast_by_hosts(data, root),
+            (algorithm, _) => group.run(&[], data, None, |b, s| match algorithm {
+                Algorithm::Tree => tree::broadcast(b, s, root, &(0..bytes)),
+                _ => ring::broadcast(b, s, root, 0..bytes),
+            }),
+        })
+    }
+
+    /// `splits[m]` elements of the input, in order, go to member m. Gives what came from each member, in order, and how
+    /// many elements from each.
+    pub fn alltoall<T: Element>(&mut self, input: &[T], splits: &[usize]) -> Result<(Vec<T>, Vec<usize>)> {
+        let width = size_of::<T>();
+        let sends = self.places(splits)?;
+        if sends.last().is_some_and(|p| p.end > input.len()) {
+            let sum = sends[sends.len() - 1].end;
+            return Err(Error::Usage(format!(
+                "the splits add up to {sum}, greater than the first dimension {}",
+                input.len()
+            )));
+        }
+        let in_bytes: Vec<usize> = splits.iter().map(|s| s * width).collect();
+        let table = self.exchange_table(&in_bytes)?;
+        let me = self.rank();
+        let received: Vec<usize> = table.iter().map(|row| row[me]).collect();
+        let longest = table.iter().flatten().copied().max().unwrap_or(0);
+        let mut output = vec![T::zeroed(); received.iter().sum::<usize>() / width];
+        let (from, into) = (bytemuck::cast_slice(input), bytemuck::cast_slice_mut(&mut output));
+        self.alltoall_bytes(from, &in_bytes, into, &received, longest)?;
+        Ok((output, received.iter().map(|r| r / width).collect()))
+    }
+
+    /// As [`Group::alltoall`] where all is known: what this rank sends to and receives from each member, in bytes, and
+    /// the longest part between any two members.
+    pub fn alltoall_bytes(
+        &mut self,
+        input: &[u8],
+        sends: &[usize],
+        output: &mut [u8],
+        receives: &[usize],
+        longest: usize,
+    ) -> Result<()> {
+        let (out, into) = (self.places(sends)?, self.places(receives)?);
+        let me = self.rank();
+        let ends = |places: &[Range<usize>]| places.last().map_or(0, |p| p.end);
+        if ends(&out) > input.len() || ends(&into) != output.len() || out[me].len() != into[me].len() {
+            return Err(Error::Usage(format!(
+                "alltoall of {} bytes into {} where the splits say {sends:?} and {receives:?}",
+                input.len(),
+                output.len()
+            )));
+        }
+        if self.size() == 1 {
+            output.copy_from_slice(&input[out[me].clone()]);
+            return Ok(());
+        }
+        self.guarded(|group| match (group.choose(Collective::Alltoall, longest)?, &mut group.channel.team) {
+            (Algorithm::Direct, Some(team)) => {
+                direct::alltoall(team, input, &out, output, &into, longest, group.timeout)
+            }
+            _ => {
+                output[into[me].clone()].copy_from_slice(&input[out[me].clone()]);
+                group.run(input, output, None, |b, s| pairwise::alltoall(b, s, &out, &into))
+            }
+        })
+    }
+
+    /// Reduces `input` over all members and gives this one its rows of the result: of `rows` rows the first
+    /// `rows % size` members get one more than the others.
+    pub fn reducescatter<T: Element>(&mut self, input: &[T], rows: usize, op: ReduceOp) -> Result<Vec<T>> {
+        let mine = share(rows, self.size(), self.rank()).len();
+        let width = if rows == 0 { 0 } else { input.len() / rows };
+        let mut output = vec![T::zeroed(); mine * width];
+        let how = Reduction::new(T::DTYPE, op);
+        self.reducescatter_bytes(bytemuck::cast_slice(input), rows, bytemuck::cast_slice_mut(&mut output), &how)?;
+        Ok(output)
+    }
+
+    /// As [`Group::reducescatter`], for bytes of any dtype and with scale factors.
+    pub fn reducescatter_bytes(&mut self, input: &[u8], rows: usize, output: &mut [u8], how: &Reduction) -> Result<()> {
+        how.check(input.len())?;
+        if how.op == ReduceOp::Adasum {
+            return Err(Error::Usage("reducescatter of Adasum is not supported".into()));
+        }
+        if rows > 0 && input.len() % (rows * how.dtype.size()) != 0 {
+            return Err(Error::Usage(format!("{} bytes are not {rows} rows of {} elements", input.len(), how.dtype)));
+        }
+        let width = if rows == 0 { 0 } else { input.len() / rows };
+        let chunks: Vec<Range<usize>> = (0..self.size())
+            .map(|m| share(rows, self.size(), m))
+            .map(|rows| rows.start * width..rows.end * width)
+            .collect();
+        let mine = chunks[self.rank()].clone();
+        if output.len() != mine.len() {
+            return Err(Error::Usage(format!(
+                "this rank's rows have {} bytes, the output {}",
+                mine.len(),
+                output.len()
+            )));
+        }
+        let mut scaled = Vec::new();
+        let input = if how.prescale == 1.0 {
+            input
+        } else {
+            scaled.extend_from_slice(input);
+            corro_kernels::scale(how.dtype, &mut scaled, how.prescale);
+            &scaled
+        };
+        if self.size() == 1 {
+            output.copy_from_slice(input);
+            scale(&mut Pieces::new(&mut [output]), how.dtype, how.factor(1));
+            return Ok(());
+        }
+        if input.is_empty() {
+            return Ok(());
+        }
+        let arithmetic = self.arithmetic(how);
+        self.guarded(|group| match (group.choose(Collective::Reducescatter, input.len())?, &mut group.channel.team) {
+            (Algorithm::Direct, Some(team)) => {
+                direct::reducescatter(team, input, &chunks, output, arithmetic, group.timeout)
+            }
+            (algorithm, _) => {
+                let mut work = input.to_vec();
+                group.run(&[], &mut work, Some(arithmetic), |b, s| match algorithm {
+                    Algorithm::HalvingDoubling => halving_doubling::reducescatter(b, s, &chunks),
+                    _ => ring::reducescatter(b, s, &chunks),
+                })?;
+                output.copy_from_slice(&work[mine]);
+                Ok(())
+            }
+        })
+    }
+
+    /// Returns when all members have called it.
+    pub fn barrier(&mut self) -> Result<()> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        self.guarded(|group| match (group.choose(Collective::Barrier, 0)?, &mut group.channel.team) {
+            (Algorithm::Direct, Some(team)) => team.barrier(group.timeout),
+            _ => group.run(&[], &mut [0], None, pairwise::barrier),
+        })
+    }
+
+    /// What each member says, as numbers of bytes.
+    fn exchange_counts(&mut self, mine: usize) -> Result<Vec<usize>> {
+        Ok(self.exchange_table(&[mine])?.into_iter().map(|row| row[0]).collect())
+    }
+
+    /// A row of numbers from each member; rows are equally long.
+    fn exchange_table(&mut self, mine: &[usize]) -> Result<Vec<Vec<usize>>> {
+        let row: Vec<u64> = mine.iter().map(|n| *n as u64).collect();
+        let bytes = row.len() * size_of::<u64>();
+        let mut all = vec![0u64; row.len() * self.size()];
+        let counts = vec![bytes; self.size()];
+        self.allgather_bytes(bytemuck::cast_slice(&row), &counts, bytemuck::cast_slice_mut(&mut all))?;
+        all.chunks_exact(row.len())
+            .map(|row| {
+                let number = |n: &u64| usize::try_from(*n).ok().filter(|n| *n <= isize::MAX as usize);
+                row.iter().map(number).collect::<Option<_>>().ok_or_else(|| Error::Malformed("an absurd length".into()))
+            })
+            .collect()
+    }
+
+    /// Where each member's part lies when all are put in a row.
+    fn places(&self, lengths: &[usize]) -> Result<Vec<Range<usize>>> {
+        if lengths.len() != self.size() {
+            return Err(Error::Usage(format!(
+                "{} splits were given, which does not equal number of workers {}",
+                lengths.len(),
+                self.size()
+            )));
+        }
+        let mut at = 0usize;
+        lengths
+            .iter()
+            .map(|len| {
+                let start = at;
+                at = at
+                    .checked_add(*len)
+                    .ok_or_else(|| Error::Usage("lengths that add up to more than memory".into()))?;
+                Ok(start..at)
+            })
+            .collect()
+    }
+
+    fn arithmetic(&self, how: &Reduction) -> Arithmetic {
+        Arithmetic { op: how.op, dtype: how.dtype, factor: how.factor(self.size()) }
+    }
+
+    fn choose(&self, collective: Collective, bytes: usize) -> Result<Algorithm> {
+        choose(collective, self.topology, self.size(), bytes, self.forced)
+    }
+
+    /// Runs a collective; an error of the network or of a peer is this group's end.
+    fn guarded(&mut self, collective: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        if let Some(broken) = &self.broken {
+            return Err(broken.clone());
+        }
+        let result = collective(self);
+        if let Err(error) = &result {
+            self.channel.abandon(error);
+            self.broken = Some(error.clone());
+        }
+        result
+    }
+
+    fn allreduce_pieces(&mut self, pieces: &mut Pieces<'_, '_>, how: &Reduction) -> Result<()> {
+        if how.op == ReduceOp::Adasum {
+            let starts = pieces.starts().to_vec();
+            let mut swaps = LinkSwaps { links: &mut self.channel.links, scratch: &mut self.scratch };
+            with_one_buffer(pieces, |data| adasum::allreduce(&mut swaps, &self.all, data, &starts, how.dtype))?;
+            scale(pieces, how.dtype, how.postscale);
+            return Ok(());
+        }
+        let arithmetic = self.arithmetic(how);
+        let algorithm = self.choose(Collective::Allreduce, pieces.len())?;
+        match (algorithm, &mut self.channel.team) {
+            (Algorithm::Direct, Some(team)) => direct::allreduce(team, pieces, arithmetic, self.timeout),
+            (Algorithm::Hierarchical, _) => {
+                let Self { channel, carriers, scratch, timeout, area, .. } = self;
+                hierarchical::allreduce(
+                    channel,
+                    carriers,
+                    pieces,
+                    *area,
+                    arithmetic,
+                    *timeout,
+                    |links, data, subset| between_hosts(links, data, subset, arithmetic, scratch),
+                )
+            }
+            _ => {
+                let Self { channel, all, scratch, .. } = self;
+                with_one_buffer(pieces, |data| {
+                    allreduce_over_links(&mut channel.links, data, all, arithmetic, algorithm, scratch)
+                })
+            }
+        }
+    }
+
+    fn allreduce_area(&mut self, range: &Range<usize>, how: &Reduction) -> Result<()> {
+        let arithmetic = self.arithmetic(how);
+        let algorithm = self.choose(Collective::Allreduce, range.len())?;
+        let Self { channel, carriers, scratch, timeout, own_area, .. } = self;
+        match (&mut channel.team, algorithm) {
+            (Some(team), Algorithm::Direct) if how.op != ReduceOp::Adasum => {
+                direct::allreduce_area(team, range, arithmetic, *timeout)
+            }
+            (Some(_), Algorithm::Hierarchical) if how.op != ReduceOp::Adasum => hierarchical::allreduce_area(
+                channel,
+                carriers,
+                range.clone(),
+                arithmetic,
+                *timeout,
+                &mut |links, data, subset| between_hosts(links, data, subset, arithmetic, scratch),
+            ),
+            // The other algorithms see it as plain memory, which it is.
+            (Some(_), _) => {
+                let mut copy = self.shared()[range.clone()].to_vec();
+                self.allreduce_pieces(&mut Pieces::new(&mut [&mut copy]), how)?;
+                self.shared()[range.clone()].copy_from_slice(&copy);
+                Ok(())
+            }
+            (None, _) => {
+                let mut own = std::mem::take(own_area);
+                let result = self.allreduce_pieces(&mut Pieces::new(&mut [&mut own[range.clone()]]), how);
+                self.own_area = own;
+                result
+            }
+        }
+    }
+
+    fn broadcast_by_hosts(&mut self, data: &mut [u8], root: usize) -> Result<()> {
+        let (members, at) = self.carriers.representatives(root);
+        let here = members[self.carriers.here()];
+        if here == self.rank() {
+            let subset = Subset::of(members, self.carriers.here());
+            let mut b = Builder::default();
+            if data.len() <= SHORT {
+                tree::broadcast(&mut b, &subset, at, &(0..data.len()))
+            } else {
+                ring::broadcast(&mut b, &subset, at, 0..data.len())
+            }
+            let buffers = Buffers { input: &[], main: data, scratch: &mut [] };
+            executor::run(&mut self.channel.links, &b.finish(), buffers, None)?;
+        }
+        let seat = self.carriers.seat_of(here);
+        match &mut self.channel.team {
+            Some(team) => direct::broadcast(team, seat, data, self.timeout),
+            None => Ok(()),
+        }
+    }
+
+    fn run(
+        &mut self,
+        input: &[u8],
+        main: &mut [u8],
+        arithmetic: Option<Arithmetic>,
+        plan: impl FnOnce(&mut Builder, &Subset),
+    ) -> Result<()> {
+        let mut b = Builder::default();
+        plan(&mut b, &self.all);
+        self.scratch.resize(SCRATCH, 0);
+        let buffers = Buffers { input, main, scratch: &mut self.scratch };
+        executor::run(&mut self.channel.links, &b.finish(), buffers, arithmetic)
+    }
+}
+
+/// Allreduce of one buffer among some members, over links.
+fn allreduce_over_links(
+    links: &mut Links,
+    data: &mut [u8],
+    subset: &Subset,
+    arithmetic: Arithmetic,
+    algorithm: Algorithm,
+    scratch: &mut Vec<u8>,
+) -> Result<()> {
+    let mut b = Builder::default();
+    let chunks: Vec<Range<usize>> =
+        (0..subset.size()).map(|m| direct::element_share(data.len(), subset.size(), m, arithmetic.dtype)).collect();
+    match algorithm {
+        Algorithm::Tree => tree::allreduce(&mut b, subset, &(0..data.len())),
+        Algorithm::HalvingDoubling if data.len() <= SHORT => {
+            halving_doubling::allreduce_short(&mut b, subset, &(0..data.len()));
+        }
+        Algorithm::HalvingDoubling => halving_doubling::allreduce(&mut b, subset, &chunks),
+        _ => ring::allreduce(&mut b, subset, &chunks),
+    }
+    scratch.resize(SCRATCH, 0);
+    executor::run(links, &b.finish(), Buffers { input: &[], main: data, scratch }, Some(arithmetic))
+}
+
+/// The part of a hierarchical allreduce that goes over the network.
+fn between_hosts(
+    links: &mut Links,
+    data: &mut [u8],
+    subset: &Subset,
+    arithmetic: Arithmetic,
+    scratch: &mut Vec<u8>,
+) -> Result<()> {
+    if subset.size() == 1 {
+        corro_kernels::scale(arithmetic.dtype, data, arithmetic.factor);
+        return Ok(());
+    }
+    let algorithm = choose(Collective::Allreduce, Topology::OneEach, subset.size(), data.len(), None)?;
+    allreduce_over_links(links, data, subset, arithmetic, algorithm, scratch)
+}
+
+fn scale(pieces: &mut Pieces<'_, '_>, dtype: DType, factor: f64) {
+    if factor != 1.0 {
+        let len = pieces.len();
+        pieces.for_each(0..len, |_, part| corro_kernels::scale(dtype, part, factor));
+    }
+}
+
+/// Runs `act` on the pieces as one buffer, packing them if there are several.
+fn with_one_buffer(pieces: &mut Pieces<'_, '_>, act: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+    if let Some(one) = pieces.single() {
+        return act(one);
+    }
+    let mut packed = vec![0; pieces.len()];
+    pieces.gather(&mut packed);
+    act(&mut packed)?;
+    pieces.scatter(&packed);
+    Ok(())
+}
+
+/// Adasum's exchanges, as schedules of one step each way.
+struct LinkSwaps<'a> {
+    links: &'a mut Links,
+    scratch: &'a mut Vec<u8>,
+}
+
+impl Swap for LinkSwaps<'_> {
+    fn swap(&mut self, member: usize, send: &[u8], receive: &mut [u8]) -> Result<()> {
+        let mut b = Builder::default();
+        b.send_input(member, 0..send.len());
+        b.receive(member, 0..receive.len(), crate::schedule::Action::Store, false);
+        executor::run(self.links, &b.finish(), Buffers { input: send, main: receive, scratch: self.scratch }, None)
+    }
+}

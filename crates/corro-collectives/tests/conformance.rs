@@ -1,0 +1,183 @@
+//! Every algorithm, over every transport, against a naive model: dtypes, ops, ranks 1 to 17, lengths 0, 1, odd and
+//! large, uneven splits, subsets. A new algorithm or transport is one line in the tables below.
+//!
+//! Values are small integers (exact in every dtype), so that the order of additions can't hide a mistake; rounding has
+//! tests of its own in `numerics.rs`. Replay one case by the name and numbers its message shows.
+
+mod support;
+
+use corro_collectives::{Algorithm, Collective, DType, Group, ReduceOp, Reduction, Topology};
+use support::{Transport, model, on_ranks, sample};
+
+const ALGORITHMS: [Algorithm; 5] =
+    [Algorithm::Direct, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Tree, Algorithm::Hierarchical];
+
+const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+
+/// Whether this case runs `algorithm` itself rather than what the table would choose instead.
+fn applies(algorithm: Algorithm, collective: Collective, group: &Group) -> bool {
+    group.size() == 1 || algorithm.fits(collective, group.topology())
+}
+
+/// All dtypes and ops on one transport with few elements.
+fn allreduce_table(transport: Transport, ranks: &[usize], lengths: &'static [usize]) {
+    for &n in ranks {
+        on_ranks(transport, n, move |group| {
+            for algorithm in ALGORITHMS {
+                if !applies(algorithm, Collective::Allreduce, group) {
+                    continue;
+                }
+                group.force(Some(algorithm));
+                for dtype in DType::ALL {
+                    for op in OPS.into_iter().filter(|op| op.supports(dtype)) {
+                        for &len in lengths {
+                            let case = format!("{transport:?} {algorithm:?} {dtype} {op} n={n} len={len}");
+                            let mut data = sample(dtype, group.rank(), len);
+                            group.allreduce_bytes(&mut data, &Reduction::new(dtype, op)).expect(&case);
+                            assert!(model::same(dtype, &data, &model::allreduce(dtype, op, n, len)), "{case}");
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// One dtype and op with long data.
+fn allreduce_long(transport: Transport, ranks: &[usize], lengths: &'static [usize]) {
+    for &n in ranks {
+        on_ranks(transport, n, move |group| {
+            for algorithm in ALGORITHMS {
+                if !applies(algorithm, Collective::Allreduce, group) {
+                    continue;
+                }
+                group.force(Some(algorithm));
+                for &len in lengths {
+                    for dtype in [DType::F32, DType::U8, DType::BF16] {
+                        let case = format!("{transport:?} {algorithm:?} {dtype} n={n} len={len}");
+                        let mut data = sample(dtype, group.rank(), len);
+                        group.allreduce_bytes(&mut data, &Reduction::new(dtype, ReduceOp::Sum)).expect(&case);
+                        assert!(model::same(dtype, &data, &model::allreduce(dtype, ReduceOp::Sum, n, len)), "{case}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The collectives that only move bytes, and reducescatter.
+fn movers(transport: Transport, ranks: &[usize], lengths: &'static [usize]) {
+    for &n in ranks {
+        on_ranks(transport, n, move |group| {
+            for algorithm in Algorithm::ALL {
+                group.force(Some(algorithm));
+                let me = group.rank();
+                for &len in lengths {
+                    let case = |what: &str| format!("{transport:?} {algorithm:?} {what} n={n} len={len}");
+                    if applies(algorithm, Collective::Broadcast, group) {
+                        for root in [0, n / 2, n - 1] {
+                            let mut data = sample(DType::I32, me, len);
+                            group.broadcast_bytes(&mut data, root).expect(&case("broadcast"));
+                            assert!(data == sample(DType::I32, root, len), "{}", case("broadcast"));
+                        }
+                    }
+                    if applies(algorithm, Collective::Allgather, group) {
+                        // Rank r brings len + r elements, and every third one brings none.
+                        let length = |r: usize| if r % 3 == 2 { 0 } else { len + r };
+                        let input = support::numbers(me, length(me));
+                        let output = group.allgather(&input).expect(&case("allgather"));
+                        let want: Vec<i32> = (0..n).flat_map(|r| support::numbers(r, length(r))).collect();
+                        assert!(output == want, "{}", case("allgather"));
+                    }
+                    if applies(algorithm, Collective::Reducescatter, group) {
+                        let (rows, width) = (len, 3);
+                        let input = support::numbers(me, rows * width);
+                        let output = group.reducescatter(&input, rows, ReduceOp::Sum).expect(&case("reducescatter"));
+                        let all = model::sum_of_numbers(n, rows * width);
+                        let mine = corro_core::shape::share(rows, n, me);
+                        assert!(output == all[mine.start * width..mine.end * width], "{}", case("reducescatter"));
+                    }
+                    if applies(algorithm, Collective::Alltoall, group) {
+                        // From a to b go (a + 2 b) % 4 parts of len.
+                        let split = |a: usize, b: usize| (a + 2 * b) % 4 * len;
+                        let splits: Vec<usize> = (0..n).map(|b| split(me, b)).collect();
+                        let input: Vec<i32> = (0..n).flat_map(|b| support::letter(me, b, split(me, b))).collect();
+                        let (output, received) = group.alltoall(&input, &splits).expect(&case("alltoall"));
+                        assert_eq!(received, (0..n).map(|a| split(a, me)).collect::<Vec<_>>(), "{}", case("alltoall"));
+                        let want: Vec<i32> = (0..n).flat_map(|a| support::letter(a, me, split(a, me))).collect();
+                        assert!(output == want, "{}", case("alltoall"));
+                    }
+                    if applies(algorithm, Collective::Barrier, group) {
+                        group.barrier().expect(&case("barrier"));
+                    }
+                }
+            }
+        });
+    }
+}
+
+const ALL_RANKS: [usize; 17] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17];
+
+#[test]
+fn threads_allreduce() {
+    allreduce_table(Transport::Threads, &ALL_RANKS, &[0, 1, 7, 100]);
+}
+
+#[test]
+fn threads_allreduce_long() {
+    allreduce_long(Transport::Threads, &[2, 3, 5, 8], &[100_003, 700_001]);
+}
+
+#[test]
+fn threads_movers() {
+    movers(Transport::Threads, &ALL_RANKS, &[0, 1, 5, 1000]);
+    movers(Transport::Threads, &[2, 3, 5], &[100_003]);
+}
+
+#[test]
+fn threads_on_several_hosts_allreduce() {
+    allreduce_table(Transport::ThreadsOnHosts, &ALL_RANKS, &[0, 1, 7, 100]);
+    allreduce_long(Transport::ThreadsOnHosts, &[3, 4, 7], &[100_003, 700_001]);
+}
+
+#[test]
+fn threads_on_several_hosts_movers() {
+    movers(Transport::ThreadsOnHosts, &ALL_RANKS, &[0, 1, 5, 1000]);
+    movers(Transport::ThreadsOnHosts, &[2, 3, 5], &[100_003]);
+}
+
+#[test]
+fn shared_memory_by_meeting() {
+    allreduce_table(Transport::Shm, &[1, 2, 3, 4, 7, 8, 13, 17], &[0, 1, 7, 100]);
+    allreduce_long(Transport::Shm, &[2, 3], &[100_003]);
+    movers(Transport::Shm, &[2, 3, 6], &[0, 1, 1000]);
+}
+
+#[test]
+fn tcp() {
+    allreduce_table(Transport::Tcp, &[2, 3, 4, 7, 8, 13, 17], &[0, 1, 7, 100]);
+    allreduce_long(Transport::Tcp, &[2, 3, 5], &[100_003, 700_001]);
+    movers(Transport::Tcp, &[2, 3, 6], &[0, 1, 1000, 100_003]);
+}
+
+#[test]
+fn tls() {
+    allreduce_table(Transport::Tls, &[2, 3, 4, 9], &[0, 1, 7, 100]);
+    allreduce_long(Transport::Tls, &[2, 3, 5], &[100_003, 700_001]);
+    movers(Transport::Tls, &[2, 3, 6], &[0, 1, 1000, 100_003]);
+}
+
+#[test]
+fn tcp_between_hosts_and_memory_inside() {
+    allreduce_table(Transport::TcpAndShm, &[3, 4, 5, 8], &[0, 1, 7, 100]);
+    allreduce_long(Transport::TcpAndShm, &[3, 5], &[100_003, 700_001]);
+    movers(Transport::TcpAndShm, &[3, 5], &[0, 1, 1000, 100_003]);
+}
+
+#[test]
+fn topologies_are_what_the_tables_say() {
+    on_ranks(Transport::Threads, 3, |group| assert_eq!(group.topology(), Topology::OneHost));
+    on_ranks(Transport::ThreadsOnHosts, 5, |group| assert_eq!(group.topology(), Topology::SharedHosts));
+    on_ranks(Transport::Tcp, 3, |group| assert_eq!(group.topology(), Topology::OneEach));
+    on_ranks(Transport::TcpAndShm, 3, |group| assert_eq!(group.topology(), Topology::SharedHosts));
+}

@@ -1,0 +1,90 @@
+//! How many cores this process may really use, and so whether waiting may spin.
+//!
+//! A rank that spins while another one needs its core makes both slow, so the answer comes from the affinity mask and
+//! the control group's quota, not from the number of cores the machine has.
+
+use std::path::Path;
+
+/// Cores this process may use: the smaller of its affinity mask and its CPU quota, at least 1.
+pub fn usable() -> usize {
+    let allowed = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
+    let quota = control_group_quota(Path::new("/"));
+    allowed.min(quota.unwrap_or(usize::MAX)).max(1)
+}
+
+/// Whether `ranks` ranks of this host may spin while they wait: only if each has a core to itself.
+pub fn may_spin(ranks: usize) -> bool {
+    ranks <= usable()
+}
+
+/// The CPU quota in whole cores (rounded up), if there is one. `root` is "/" outside tests.
+fn control_group_quota(root: &Path) -> Option<usize> {
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
+    let own = read("proc/self/cgroup").unwrap_or_default();
+    let mut quotas = Vec::new();
+    for line in own.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
+        let path = path.trim_start_matches('/');
+        // The quota of every group on the way up holds too; inside a container only the innermost is usually visible.
+        for at in Path::new(path).ancestors() {
+            if controllers.is_empty() {
+                quotas.extend(read(&format!("sys/fs/cgroup/{}/cpu.max", at.display())).and_then(|t| cores_v2(&t)));
+            } else if controllers.split(',').any(|c| c == "cpu") {
+                let file = |name: &str| read(&format!("sys/fs/cgroup/{controllers}/{}/{name}", at.display()));
+                if let (Some(quota), Some(period)) = (file("cpu.cfs_quota_us"), file("cpu.cfs_period_us")) {
+                    quotas.extend(cores_v1(&quota, &period));
+                }
+            }
+        }
+    }
+    quotas.into_iter().min()
+}
+
+/// `cpu.max` of control groups v2: "max 100000" or "150000 100000".
+fn cores_v2(text: &str) -> Option<usize> {
+    let (quota, period) = text.trim().split_once(' ')?;
+    cores_v1(quota, period)
+}
+
+fn cores_v1(quota: &str, period: &str) -> Option<usize> {
+    let quota: usize = quota.trim().parse().ok()?;
+    let period: usize = period.trim().parse().ok().filter(|p| *p > 0)?;
+    Some(quota.div_ceil(period).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotas_round_up_and_max_is_none() {
+        assert_eq!(cores_v2("max 100000\n"), None);
+        assert_eq!(cores_v2("150000 100000"), Some(2));
+        assert_eq!(cores_v2("5000 100000"), Some(1));
+        assert_eq!(cores_v1("-1", "100000"), None);
+        assert_eq!(cores_v1("1", "0"), None);
+    }
+
+    #[test]
+    fn the_tightest_group_on_the_way_up_counts() {
+        let root = std::env::temp_dir().join(format!("corro-cores-{}", std::process::id()));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("proc/self/cgroup", "0::/job/step\n");
+        write("sys/fs/cgroup/job/cpu.max", "200000 100000");
+        write("sys/fs/cgroup/job/step/cpu.max", "max 100000");
+        assert_eq!(control_group_quota(&root), Some(2));
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn this_machine_has_at_least_one() {
+        assert!(usable() >= 1);
+        assert!(may_spin(1));
+        assert!(!may_spin(1 << 20));
+    }
+}

@@ -1,0 +1,410 @@
+//! Who is where, and how to reach them.
+//!
+//! A process holds one [`Fabric`]. It knows every rank's host and addresses, and opens a [`Channel`] for each group of
+//! ranks that works together. A channel has its own memory and its own connections, so groups never wait for each other.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corro_core::{Deadline, Error, GroupId, Rank, Result, config};
+use serde::{Deserialize, Serialize};
+
+use crate::cores;
+use crate::link::Link;
+use crate::mem::Hub;
+use crate::secret::Secret;
+use crate::shm::meet::{Invitation, Seats, meet};
+use crate::shm::segment::Sizes;
+use crate::shm::stream::RingStream;
+use crate::shm::team::{Member, Team};
+use crate::stream::Stream;
+use crate::tcp::{Endpoint, EndpointConfig, PeerAddress};
+
+/// Longest description of a rank that is believed.
+const CARD_CAP: usize = 64 << 10;
+
+/// Bytes of the smallest area.
+const LEAST_AREA: usize = 1 << 20;
+
+/// What a rank tells all others about itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Card {
+    /// Its host, as people know it.
+    pub host: String,
+    /// Ranks with the same value can share memory.
+    pub locality: String,
+    /// Where it can be connected to.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// Where ranks leave word for each other before they are connected. The job's store is one.
+pub trait Rendezvous {
+    /// Leaves `value` under `key` for everyone.
+    fn publish(&mut self, key: &str, value: Vec<u8>, deadline: Deadline) -> Result<()>;
+
+    /// What was left under `keys`, in that order; waits until all are there.
+    fn collect(&mut self, keys: &[String], deadline: Deadline) -> Result<Vec<Vec<u8>>>;
+}
+
+/// How a fabric behaves. [`Settings::from_env`] is what programs use; tests make their own.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How long a rank may make no progress while another waits for it. Zero: for ever.
+    pub timeout: Duration,
+    /// How long ranks may take to find and connect to each other.
+    pub connect_timeout: Duration,
+    /// Connections between each pair of ranks on different hosts.
+    pub streams: usize,
+    /// Bytes of each member's shared area: the fusion buffer.
+    pub area: usize,
+    /// Whether waiting may spin; `None`: only while every rank of the host has a core of its own.
+    pub spin: Option<bool>,
+    /// Whether traffic between hosts is encrypted.
+    pub tls: bool,
+    /// Names of the network interfaces to use; `None`: all.
+    pub interfaces: Option<Vec<String>>,
+    /// This host's name; `None`: the system's. Ranks with different names never share memory.
+    pub host: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(30),
+            streams: 2,
+            area: 128 << 20,
+            spin: None,
+            tls: false,
+            interfaces: None,
+            host: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Bytes of an area as it is made: whole pages, and never none, because hierarchical collectives pass through it.
+    pub fn area_bytes(&self) -> usize {
+        self.area.max(LEAST_AREA).next_multiple_of(4096)
+    }
+
+    /// What the environment says, see [`corro_core::config`].
+    pub fn from_env() -> Result<Self> {
+        let default = Self::default();
+        let spin = config::SPIN.value().filter(|v| v != "auto").map(|_| config::SPIN.flag(true));
+        let interfaces = config::INTERFACE.value().map(|names| names.split(',').map(|n| n.trim().to_owned()).collect());
+        Ok(Self {
+            timeout: config::TIMEOUT.seconds(default.timeout)?,
+            connect_timeout: config::CONNECT_TIMEOUT.seconds(default.connect_timeout)?,
+            streams: config::STREAMS.number(default.streams)?.clamp(1, 64),
+            area: config::FUSION_THRESHOLD.number(default.area)?,
+            spin,
+            tls: config::TLS.flag(false),
+            interfaces,
+            host: config::HOSTNAME.value(),
+        })
+    }
+}
+
+/// Who is where, and how to reach them.
+pub struct Fabric {
+    rank: Rank,
+    cards: Vec<Card>,
+    settings: Settings,
+    may_spin: bool,
+    reach: Reach,
+}
+
+/// What lies between ranks.
+enum Reach {
+    Threads(Arc<Hub>),
+    Processes {
+        endpoint: Endpoint,
+        /// Names the job in the host's socket names.
+        job: [u8; 16],
+        /// Proves that a local process belongs to the job.
+        token: [u8; 32],
+    },
+}
+
+impl Fabric {
+    /// Joins the job that meets at `rendezvous`: tells the others about this rank and learns about them.
+    pub fn join(
+        rank: Rank,
+        size: usize,
+        secret: &Secret,
+        rendezvous: &mut dyn Rendezvous,
+        settings: Settings,
+    ) -> Result<Arc<Self>> {
+        if rank >= size {
+            return Err(Error::Usage(format!("rank {rank} in a job of {size} ranks")));
+        }
+        let endpoint = Endpoint::bind(EndpointConfig {
+            rank,
+            secret: secret.clone(),
+            tls: settings.tls,
+            interfaces: settings.interfaces.clone(),
+        })?;
+        let host = settings.host.clone().unwrap_or_else(system_host_name);
+        let card = Card { locality: locality(&host), host, addresses: endpoint.addresses() };
+        let deadline = Deadline::after(settings.connect_timeout);
+        rendezvous.publish(&card_key(rank), corro_core::codec::encode(&card)?, deadline)?;
+        let keys: Vec<String> = (0..size).map(card_key).collect();
+        let mut cards = Vec::with_capacity(size);
+        for (of, bytes) in rendezvous.collect(&keys, deadline)?.into_iter().enumerate() {
+            let card = corro_core::codec::take::<Card>(&bytes, CARD_CAP).ok().flatten().ok_or_else(|| {
+                Error::Malformed(format!("rank {of} described itself in a way this corro can't read"))
+            })?;
+            cards.push(card.0);
+        }
+        let derived = secret.derive("job name");
+        let mut job = [0; 16];
+        job.copy_from_slice(&derived[..16]);
+        let reach = Reach::Processes { endpoint, job, token: secret.derive("shared memory") };
+        // All ranks of the host count, not only those of one group.
+        let here = cards.iter().filter(|c| c.locality == cards[rank].locality).count();
+        let may_spin = may_spin(&settings, here);
+        Ok(Arc::new(Self { rank, cards, settings, may_spin, reach }))
+    }
+
+    /// Fabrics for threads of this process: `hosts[r]` is the (simulated) host of rank `r`.
+    pub fn threads(hosts: &[usize], settings: &Settings) -> Vec<Arc<Self>> {
+        let hub = Arc::new(Hub::default());
+        let cards: Vec<Card> = hosts
+            .iter()
+            .map(|h| Card { host: format!("host{h}"), locality: format!("host{h}"), addresses: vec![] })
+            .collect();
+        (0..hosts.len())
+            .map(|rank| {
+                let reach = Reach::Threads(Arc::clone(&hub));
+                let may_spin = may_spin(settings, hosts.len());
+                Arc::new(Self { rank, cards: cards.clone(), settings: settings.clone(), may_spin, reach })
+            })
+            .collect()
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many ranks the job has.
+    pub fn size(&self) -> usize {
+        self.cards.len()
+    }
+
+    /// What each rank said about itself.
+    pub fn cards(&self) -> &[Card] {
+        &self.cards
+    }
+
+    /// How it behaves.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Opens a channel for `members` (ascending ranks, this one among them). All of them must do so, and the number
+    /// must be theirs alone.
+    pub fn open(self: &Arc<Self>, id: GroupId, members: &[Rank]) -> Result<Channel> {
+        let me = members
+            .iter()
+            .position(|r| *r == self.rank)
+            .ok_or_else(|| Error::Usage(format!("rank {} is not a member of the provided process set", self.rank)))?;
+        if !members.is_sorted_by(|a, b| a < b) || members.last().is_some_and(|r| *r >= self.size()) {
+            return Err(Error::Usage(format!("{members:?} are not ascending ranks of a job of {}", self.size())));
+        }
+        let locality = |r: &Rank| &self.cards[*r].locality;
+        let local: Vec<usize> =
+            (0..members.len()).filter(|m| locality(&members[*m]) == &self.cards[self.rank].locality).collect();
+        let mut links = Links {
+            fabric: Arc::clone(self),
+            id,
+            members: members.to_vec(),
+            me,
+            local,
+            here: None,
+            elsewhere: None,
+            links: members.iter().map(|_| None).collect(),
+        };
+        let team = links.meet()?;
+        Ok(Channel { team, links })
+    }
+}
+
+/// Whether ranks may spin while they wait, when `here` ranks share this host.
+fn may_spin(settings: &Settings, here: usize) -> bool {
+    settings.spin.unwrap_or_else(|| cores::may_spin(here))
+}
+
+/// What a group of ranks works with: shared memory with those of this host, links to anyone.
+pub struct Channel {
+    /// The members of this host with whom memory is shared; `None` if this rank is alone here.
+    pub team: Option<Team>,
+    /// Links to all members.
+    pub links: Links,
+}
+
+impl Channel {
+    /// Ends all connections, so that peers learn at once that this rank has given up because of `cause`.
+    pub fn abandon(&mut self, cause: &Error) {
+        if let Some(team) = &self.team {
+            let culprit = match cause {
+                Error::PeerLost { rank, .. } => team.members().iter().position(|m| m.rank == *rank),
+                _ => None,
+            };
+            team.abandon(culprit.unwrap_or_else(|| team.me()));
+        }
+        self.links.links.iter_mut().for_each(|l| *l = None);
+    }
+}
+
+/// The links of a channel, connected on first use.
+pub struct Links {
+    fabric: Arc<Fabric>,
+    id: GroupId,
+    members: Vec<Rank>,
+    me: usize,
+    local: Vec<usize>,
+    /// Memory shared with the members of this host.
+    here: Option<Seats>,
+    /// Threads only: the rings that stand in for a network.
+    elsewhere: Option<Seats>,
+    links: Vec<Option<Link>>,
+}
+
+impl Links {
+    /// The members' ranks, ascending.
+    pub fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// Which member this is.
+    pub fn me(&self) -> usize {
+        self.me
+    }
+
+    /// Members by host: hosts in the order of their first member.
+    pub fn hosts(&self) -> Vec<Vec<usize>> {
+        let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
+        for (member, rank) in self.members.iter().enumerate() {
+            let locality = self.fabric.cards[*rank].locality.as_str();
+            match hosts.iter_mut().find(|(l, _)| *l == locality) {
+                Some((_, members)) => members.push(member),
+                None => hosts.push((locality, vec![member])),
+            }
+        }
+        hosts.into_iter().map(|(_, members)| members).collect()
+    }
+
+    /// How long a peer may make no progress while this rank waits for it.
+    pub fn timeout(&self) -> Duration {
+        self.fabric.settings.timeout
+    }
+
+    /// Whether waiting may spin.
+    pub fn may_spin(&self) -> bool {
+        self.fabric.may_spin
+    }
+
+    /// The link to `member`, connected on first use. Both ends must ask for it.
+    pub fn to(&mut self, member: usize) -> Result<&mut Link> {
+        if self.links[member].is_none() {
+            self.links[member] = Some(self.connect(member)?);
+        }
+        self.links[member].as_mut().ok_or_else(|| Error::Bug("a link just made is gone".into()))
+    }
+
+    /// The link to `member`, if it is connected.
+    pub fn connected(&self, member: usize) -> Option<&Link> {
+        self.links[member].as_ref()
+    }
+
+    /// Meets the members of this host, and makes the team with them.
+    fn meet(&mut self) -> Result<Option<Team>> {
+        let ranks: Vec<Rank> = self.local.iter().map(|m| self.members[*m]).collect();
+        let me = self.local.iter().position(|m| *m == self.me).unwrap_or(0);
+        let settings = &self.fabric.settings;
+        let deadline = Deadline::after(settings.connect_timeout);
+        if ranks.len() > 1 {
+            let sizes = Sizes::for_team(ranks.len(), settings.area_bytes());
+            self.here = Some(match &self.fabric.reach {
+                Reach::Threads(hub) => hub.meet(self.id, &ranks, sizes, deadline)?,
+                Reach::Processes { job, token, .. } => {
+                    meet(&Invitation { job, token, group: self.id, local: &ranks, me, sizes }, deadline)?
+                }
+            });
+        }
+        if let Reach::Threads(hub) = &self.fabric.reach
+            && ranks.len() < self.members.len()
+        {
+            let sizes = Sizes { slot: 0, ..Sizes::for_team(self.members.len(), 0) };
+            self.elsewhere = Some(hub.meet(self.id, &self.members, sizes, deadline)?);
+        }
+        let Some(seats) = &self.here else { return Ok(None) };
+        let members = ranks.iter().enumerate().map(|(seat, rank)| self.member(*rank, seats, seat)).collect();
+        Ok(Some(Team::new(Arc::clone(&seats.segment), members, me, self.fabric.may_spin)))
+    }
+
+    fn member(&self, rank: Rank, seats: &Seats, seat: usize) -> Member {
+        let exit = seats.exits[seat].as_ref().and_then(|fd| fd.try_clone().ok());
+        Member { rank, host: self.fabric.cards[rank].host.clone(), exit }
+    }
+
+    fn connect(&self, member: usize) -> Result<Link> {
+        if member == self.me {
+            return Err(Error::Bug("a link to oneself".into()));
+        }
+        let rank = self.members[member];
+        let card = &self.fabric.cards[rank];
+        let streams = match self.ring(member) {
+            Some(ring) => vec![ring],
+            None => self.network(rank, card)?,
+        };
+        Ok(Link::new(rank, card.host.clone(), streams))
+    }
+
+    /// A stream through memory, if there is memory between us.
+    fn ring(&self, member: usize) -> Option<Box<dyn Stream>> {
+        let seat = |member: usize| self.local.iter().position(|m| *m == member);
+        let (seats, me, peer) = match seat(member) {
+            Some(peer) => (self.here.as_ref()?, seat(self.me)?, peer),
+            None => (self.elsewhere.as_ref()?, self.me, member),
+        };
+        let who = self.member(self.members[member], seats, peer);
+        Some(Box::new(RingStream::new(Arc::clone(&seats.segment), me, peer, Arc::clone(&seats.doorbells), who)))
+    }
+
+    fn network(&self, rank: Rank, card: &Card) -> Result<Vec<Box<dyn Stream>>> {
+        let Reach::Processes { endpoint, .. } = &self.fabric.reach else {
+            return Err(Error::Bug("threads have no network".into()));
+        };
+        let peer = PeerAddress { rank, host: card.host.clone(), addresses: card.addresses.clone() };
+        let settings = &self.fabric.settings;
+        let deadline = Deadline::after(settings.connect_timeout);
+        // The higher rank dials. Dialling never waits for the other's program, only for its listener, and accepting
+        // waits only for higher ranks: so no circle of ranks can wait for each other.
+        if self.fabric.rank > rank {
+            endpoint.connect(&peer, self.id, settings.streams, deadline)
+        } else {
+            endpoint.accept(&peer, self.id, settings.streams, deadline)
+        }
+    }
+}
+
+fn card_key(rank: Rank) -> String {
+    format!("card/{rank}")
+}
+
+/// The name the system gives this host.
+fn system_host_name() -> String {
+    rustix::system::uname().nodename().to_str().map_or_else(|_| "unknown host".into(), str::to_owned)
+}
+
+/// Processes with the same value can meet at an abstract Unix socket and share memory: the same running kernel, the same
+/// network namespace, and not told apart by name.
+fn locality(host: &str) -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let network = std::fs::read_link("/proc/self/ns/net").map(|p| p.display().to_string()).unwrap_or_default();
+    format!("{host} {} {network} {}", boot.trim(), rustix::process::geteuid().as_raw())
+}

@@ -1,0 +1,217 @@
+//! Messages to and from one peer, over one or several streams.
+//!
+//! A message is a header and a payload whose length both sides know beforehand; the header only proves that they agree.
+//! Message number `i` in a direction travels on stream `i % streams`, so several messages are under way at once and
+//! each stream stays in order by itself. Nothing here waits: see `corro-collectives` for the loop that drives links.
+
+use corro_core::{Error, Rank, Result};
+
+use crate::stream::{Broken, Stream};
+
+/// Bytes in front of each payload.
+const HEADER_BYTES: usize = 16;
+
+/// First bytes of each header: tells a lost place in the stream from a disagreement about lengths.
+const MAGIC: u32 = u32::from_le_bytes(*b"crr1");
+
+/// The connection to one peer.
+pub struct Link {
+    peer: Rank,
+    host: String,
+    streams: Vec<Box<dyn Stream>>,
+    sent: u64,
+    received: u64,
+}
+
+/// A message on its way out: how far it is.
+#[derive(Debug)]
+pub struct Outgoing {
+    stream: usize,
+    header: [u8; HEADER_BYTES],
+    header_done: usize,
+    done: usize,
+    len: usize,
+    flushed: bool,
+}
+
+impl Outgoing {
+    /// Whether the message has left this process.
+    pub fn is_sent(&self) -> bool {
+        self.header_done == HEADER_BYTES && self.done == self.len && self.flushed
+    }
+}
+
+/// A message on its way in: how far it is.
+#[derive(Debug)]
+pub struct Incoming {
+    stream: usize,
+    expected: [u8; HEADER_BYTES],
+    header: [u8; HEADER_BYTES],
+    header_done: usize,
+    done: usize,
+    len: usize,
+}
+
+impl Incoming {
+    /// Whether all of it has come.
+    pub fn is_received(&self) -> bool {
+        self.header_done == HEADER_BYTES && self.done == self.len
+    }
+}
+
+fn header(number: u64, len: usize) -> Result<[u8; HEADER_BYTES]> {
+    let len = u64::try_from(len)
+        .ok()
+        .filter(|l| *l < 1 << 48)
+        .ok_or_else(|| Error::Usage("a message of over 256 TiB".into()))?;
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+    bytes[4..8].copy_from_slice(&(number as u32).to_le_bytes());
+    bytes[8..].copy_from_slice(&len.to_le_bytes());
+    Ok(bytes)
+}
+
+impl Link {
+    /// A link to `peer` on `host` over these streams (at least one), in the order both ends know them.
+    pub fn new(peer: Rank, host: String, streams: Vec<Box<dyn Stream>>) -> Self {
+        assert!(!streams.is_empty(), "a link without a stream");
+        Self { peer, host, streams, sent: 0, received: 0 }
+    }
+
+    /// How many messages may be under way at once in each direction.
+    pub fn width(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// The rank it leads to.
+    pub fn peer(&self) -> Rank {
+        self.peer
+    }
+
+    /// Starts a message of `len` bytes.
+    pub fn start_send(&mut self, len: usize) -> Result<Outgoing> {
+        let number = self.sent;
+        self.sent += 1;
+        let stream = (number % self.streams.len() as u64) as usize;
+        Ok(Outgoing { stream, header: header(number, len)?, header_done: 0, done: 0, len, flushed: false })
+    }
+
+    /// Starts to receive a message of `len` bytes.
+    pub fn start_receive(&mut self, len: usize) -> Result<Incoming> {
+        let number = self.received;
+        self.received += 1;
+        let stream = (number % self.streams.len() as u64) as usize;
+        Ok(Incoming { stream, expected: header(number, len)?, header: [0; HEADER_BYTES], header_done: 0, done: 0, len })
+    }
+
+    /// Sends what goes now; `payload` is the whole payload each time. True if anything moved.
+    pub fn try_send(&mut self, message: &mut Outgoing, payload: &[u8]) -> Result<bool> {
+        debug_assert_eq!(payload.len(), message.len);
+        let stream = &mut self.streams[message.stream];
+        let before = message.header_done + message.done;
+        let result = (|| {
+            if message.header_done < HEADER_BYTES {
+                // One write for header and payload where that is cheap: a small message is one packet then.
+                if message.header_done == 0 && message.len > 0 && message.len <= 1024 {
+                    let mut whole = [0u8; HEADER_BYTES + 1024];
+                    whole[..HEADER_BYTES].copy_from_slice(&message.header);
+                    whole[HEADER_BYTES..HEADER_BYTES + message.len].copy_from_slice(payload);
+                    let n = stream.try_write(&whole[..HEADER_BYTES + message.len])?;
+                    message.header_done = n.min(HEADER_BYTES);
+                    message.done = n - message.header_done;
+                } else {
+                    message.header_done += stream.try_write(&message.header[message.header_done..])?;
+                }
+            }
+            while message.header_done == HEADER_BYTES && message.done < message.len {
+                match stream.try_write(&payload[message.done..])? {
+                    0 => break,
+                    n => message.done += n,
+                }
+            }
+            stream.try_flush()
+        })();
+        message.flushed = result.map_err(|broken| self.lost(broken))?;
+        Ok(message.header_done + message.done > before)
+    }
+
+    /// Receives what has come, straight into its place; `payload` is the whole payload each time. True if anything moved.
+    pub fn try_receive(&mut self, message: &mut Incoming, payload: &mut [u8]) -> Result<bool> {
+        debug_assert_eq!(payload.len(), message.len);
+        let before = message.header_done + message.done;
+        self.receive_header(message)?;
+        while message.header_done == HEADER_BYTES && message.done < message.len {
+            let got = self.streams[message.stream].try_read(&mut payload[message.done..]);
+            match got.map_err(|broken| self.lost(broken))? {
+                0 => break,
+                n => message.done += n,
+            }
+        }
+        Ok(message.header_done + message.done > before)
+    }
+
+    /// Receives what has come next of the payload, at most `into.len()` bytes. Gives how many.
+    pub fn try_receive_some(&mut self, message: &mut Incoming, into: &mut [u8]) -> Result<usize> {
+        self.receive_header(message)?;
+        if message.header_done < HEADER_BYTES {
+            return Ok(0);
+        }
+        let want = into.len().min(message.len - message.done);
+        if want == 0 {
+            return Ok(0);
+        }
+        let got = self.streams[message.stream].try_read(&mut into[..want]).map_err(|broken| self.lost(broken))?;
+        message.done += got;
+        Ok(got)
+    }
+
+    fn receive_header(&mut self, message: &mut Incoming) -> Result<()> {
+        if message.header_done == HEADER_BYTES {
+            return Ok(());
+        }
+        let got = self.streams[message.stream].try_read(&mut message.header[message.header_done..]);
+        message.header_done += got.map_err(|broken| self.lost(broken))?;
+        if message.header_done == HEADER_BYTES && message.header != message.expected {
+            let word = |bytes: &[u8; HEADER_BYTES]| u64::from_le_bytes(bytes[8..].try_into().unwrap_or_default());
+            return Err(if message.header[..4] == message.expected[..4] {
+                Error::Mismatch(format!(
+                    "rank {} sent a message of {} bytes where this rank expects {}: the ranks are in different collectives",
+                    self.peer,
+                    word(&message.header),
+                    word(&message.expected)
+                ))
+            } else {
+                self.lost(Broken("it sent bytes that are not a message".into()))
+            });
+        }
+        Ok(())
+    }
+
+    /// The stream this message travels on.
+    pub fn stream_of_outgoing(&self, message: &Outgoing) -> &dyn Stream {
+        self.streams[message.stream].as_ref()
+    }
+
+    /// As above.
+    pub fn stream_of_incoming(&self, message: &Incoming) -> &dyn Stream {
+        self.streams[message.stream].as_ref()
+    }
+
+    /// All streams, for arming.
+    pub fn streams_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn Stream>> {
+        self.streams.iter_mut()
+    }
+
+    /// An error if the peer is known to be gone.
+    pub fn check(&mut self) -> Result<()> {
+        for i in 0..self.streams.len() {
+            self.streams[i].check().map_err(|broken| self.lost(broken))?;
+        }
+        Ok(())
+    }
+
+    /// The error that says this link is of no more use.
+    pub fn lost(&self, broken: Broken) -> Error {
+        Error::peer_lost(self.peer, &self.host, broken.0)
+    }
+}

@@ -1,0 +1,341 @@
+//! How the ranks of a group on one host come to share a segment.
+//!
+//! The first of them creates the memory and waits at an abstract Unix socket whose name only this job and group use.
+//! The others come there, each with its doorbell and a descriptor by which its exit can be seen, and get the memory
+//! and everyone's descriptors in return. Nothing appears in a file system, so nothing can be left behind.
+//!
+//! Who may come: processes of the same user (the kernel vouches for that) that know the job's token (derived from the
+//! job's secret, so that jobs of one user can't be confused).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use corro_core::{Deadline, Error, GroupId, Rank, Result};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+
+use super::segment::{Segment, Sizes};
+use super::stream::Doorbells;
+
+/// How long one visitor may take to say who it is.
+const VISIT: Duration = Duration::from_secs(5);
+
+/// What every member holds after the meeting.
+pub(crate) struct Seats {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) doorbells: Doorbells,
+    /// Readable once that member's process has exited.
+    pub(crate) exits: Vec<Option<OwnedFd>>,
+}
+
+/// Where and as whom to meet.
+pub(crate) struct Invitation<'a> {
+    /// Public: part of the socket's name, different for each job.
+    pub(crate) job: &'a [u8; 16],
+    /// Not public: shown to the one we meet.
+    pub(crate) token: &'a [u8; 32],
+    pub(crate) group: GroupId,
+    /// The members on this host, in the group's order.
+    pub(crate) local: &'a [Rank],
+    /// Which of them this is.
+    pub(crate) me: usize,
+    pub(crate) sizes: Sizes,
+}
+
+/// Meets the other local members.
+pub(crate) fn meet(invitation: &Invitation<'_>, deadline: Deadline) -> Result<Seats> {
+    let name = socket_name(invitation);
+    let address = SocketAddr::from_abstract_name(&name).map_err(|e| Error::io("naming a Unix socket", e))?;
+    if invitation.me == 0 { host(invitation, &address, deadline) } else { visit(invitation, &address, deadline) }
+}
+
+/// A doorbell: a counter that can be slept on.
+pub(crate) fn doorbell() -> Result<OwnedFd> {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|e| Error::io("creating an eventfd", out_of_descriptors(e)))
+}
+
+fn out_of_descriptors(e: rustix::io::Errno) -> String {
+    match e {
+        rustix::io::Errno::MFILE | rustix::io::Errno::NFILE => {
+            format!("{e}: raise the limit of open files (ulimit -n)")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// A descriptor that becomes readable when this process has exited. Old kernels can't.
+fn own_exit() -> Option<OwnedFd> {
+    rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).ok()
+}
+
+fn socket_name(invitation: &Invitation<'_>) -> String {
+    use std::fmt::Write;
+    let mut name = String::from("corro-");
+    for byte in invitation.job {
+        let _ = write!(name, "{byte:02x}");
+    }
+    let _ = write!(name, "-{}-{}", invitation.group.0, invitation.local[0]);
+    name
+}
+
+/// The first member's side.
+fn host(invitation: &Invitation<'_>, address: &SocketAddr, deadline: Deadline) -> Result<Seats> {
+    let members = invitation.local.len();
+    let listener = UnixListener::bind_addr(address).map_err(|e| Error::io(format!("binding {address:?}"), e))?;
+    listener.set_nonblocking(true).map_err(|e| Error::io("configuring a Unix socket", e))?;
+    let (segment, memory) = Segment::create(invitation.sizes)?;
+    let mut visitors: Vec<Option<(UnixStream, OwnedFd, Option<OwnedFd>)>> = (0..members).map(|_| None).collect();
+    loop {
+        let missing: Vec<Rank> = (1..members).filter(|m| visitors[*m].is_none()).map(|m| invitation.local[m]).collect();
+        let Some(first) = missing.first() else { break };
+        let Some(stream) = next_visitor(&listener, &deadline)? else {
+            let cause = format!(
+                "of the ranks on this host, {missing:?} did not come to share memory within {} s \
+                 (CORRO_CONNECT_TIMEOUT sets this limit)",
+                deadline.granted().as_secs_f64()
+            );
+            return Err(Error::peer_lost(*first, "this host", cause));
+        };
+        match welcome(invitation, &stream) {
+            Ok((member, doorbell, exit)) => visitors[member] = Some((stream, doorbell, exit)),
+            Err(reason) => tracing::warn!("turned away a process at the shared-memory meeting: {reason}"),
+        }
+    }
+    let mut doorbells = vec![doorbell()?];
+    let mut exits = vec![own_exit()];
+    let mut streams = Vec::new();
+    for (stream, doorbell, exit) in visitors.into_iter().flatten() {
+        streams.push(stream);
+        doorbells.push(doorbell);
+        exits.push(exit);
+    }
+    for (i, stream) in streams.iter().enumerate() {
+        hand_over(invitation, stream, &memory, &doorbells, &exits).map_err(|e| {
+            Error::peer_lost(invitation.local[i + 1], "this host", format!("handing it shared memory: {e}"))
+        })?;
+    }
+    Ok(Seats { segment: Arc::new(segment), doorbells: Arc::new(doorbells), exits })
+}
+
+/// The next connection, or `None` when the time is over.
+fn next_visitor(listener: &UnixListener, deadline: &Deadline) -> Result<Option<UnixStream>> {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => return Ok(Some(stream)),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(Error::io("accepting a local rank", e)),
+        }
+        if deadline.passed() {
+            return Ok(None);
+        }
+        let nap = deadline.left().unwrap_or(VISIT).min(VISIT);
+        let nap = Timespec { tv_sec: nap.as_secs() as i64, tv_nsec: i64::from(nap.subsec_nanos()) };
+        let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&nap));
+    }
+}
+
+type Descriptors = Vec<OwnedFd>;
+
+/// Checks a visitor and takes what it brought: which member it is, its doorbell, its exit.
+fn welcome(invitation: &Invitation<'_>, stream: &UnixStream) -> Result<(usize, OwnedFd, Option<OwnedFd>), String> {
+    stream.set_read_timeout(Some(VISIT)).map_err(|e| e.to_string())?;
+    stream.set_write_timeout(Some(VISIT)).map_err(|e| e.to_string())?;
+    same_user(stream)?;
+    let mut hello = [0u8; 36];
+    let mut brought = receive(stream, &mut hello)?.into_iter();
+    let (token, member) = hello.split_at(32);
+    if token != invitation.token {
+        return Err("it belongs to another job".into());
+    }
+    let member = u32::from_le_bytes(member.try_into().map_err(|_| "a short hello")?) as usize;
+    if member == 0 || member >= invitation.local.len() {
+        return Err(format!("it claims seat {member} of {}", invitation.local.len()));
+    }
+    let doorbell = brought.next().ok_or("it brought no doorbell")?;
+    Ok((member, doorbell, brought.next()))
+}
+
+fn hand_over(
+    invitation: &Invitation<'_>,
+    stream: &UnixStream,
+    memory: &OwnedFd,
+    doorbells: &[OwnedFd],
+    exits: &[Option<OwnedFd>],
+) -> Result<(), String> {
+    send(stream, invitation.token, &[memory.as_fd()])?;
+    for (doorbell, exit) in doorbells.iter().zip(exits) {
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(doorbell.as_fd()).chain(exit.iter().map(AsFd::as_fd)).collect();
+        send(stream, &[fds.len() as u8], &fds)?;
+    }
+    Ok(())
+}
+
+/// The side of all other members.
+fn visit(invitation: &Invitation<'_>, address: &SocketAddr, deadline: Deadline) -> Result<Seats> {
+    let host = invitation.local[0];
+    let lost = |cause: String| Error::peer_lost(host, "this host", cause);
+    let stream = loop {
+        match UnixStream::connect_addr(address) {
+            Ok(stream) => break stream,
+            // Not there yet, or its queue is full: both pass.
+            Err(e) if deadline.passed() => {
+                return Err(lost(format!(
+                    "it did not open the shared-memory meeting within {} s ({e}; CORRO_CONNECT_TIMEOUT sets this limit)",
+                    deadline.granted().as_secs_f64()
+                )));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    same_user(&stream).map_err(lost)?;
+    // The host answers once everyone is there.
+    let patience = deadline.left().map(|left| left.max(Duration::from_millis(1)));
+    stream.set_read_timeout(patience).map_err(|e| Error::io("configuring a Unix socket", e))?;
+    let mut hello = invitation.token.to_vec();
+    hello.extend((invitation.me as u32).to_le_bytes());
+    let own_doorbell = doorbell()?;
+    let exit = own_exit();
+    let fds: Vec<BorrowedFd<'_>> = std::iter::once(own_doorbell.as_fd()).chain(exit.iter().map(AsFd::as_fd)).collect();
+    send(&stream, &hello, &fds).map_err(lost)?;
+
+    let mut token = [0u8; 32];
+    let memory = receive(&stream, &mut token).map_err(|e| {
+        lost(format!("it did not hand over shared memory, perhaps because another local rank is missing ({e})"))
+    })?;
+    if token != *invitation.token {
+        return Err(lost("the process at the shared-memory meeting belongs to another job".into()));
+    }
+    let memory = memory.into_iter().next().ok_or_else(|| lost("it handed over no memory".into()))?;
+    let segment = Segment::attach(memory.as_fd(), invitation.sizes)?;
+    let (mut doorbells, mut exits) = (Vec::new(), Vec::new());
+    for _ in invitation.local {
+        let mut fds = receive(&stream, &mut [0u8; 1]).map_err(lost)?.into_iter();
+        doorbells.push(fds.next().ok_or_else(|| lost("it handed over too few descriptors".into()))?);
+        exits.push(fds.next());
+    }
+    Ok(Seats { segment: Arc::new(segment), doorbells: Arc::new(doorbells), exits })
+}
+
+/// The other end must be a process of the same user.
+fn same_user(stream: &UnixStream) -> Result<(), String> {
+    let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|e| e.to_string())?;
+    let own = rustix::process::geteuid();
+    if peer.uid == own {
+        Ok(())
+    } else {
+        Err(format!("it runs as user {} and this rank as {}", peer.uid.as_raw(), own.as_raw()))
+    }
+}
+
+fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err("too many descriptors in one message".into());
+    }
+    loop {
+        match sendmsg(stream, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+            Ok(n) if n == bytes.len() => return Ok(()),
+            Ok(n) => return Err(format!("only {n} of {} bytes were sent", bytes.len())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.to_string()),
+        }
+    }
+}
+
+/// Exactly `bytes`, with the descriptors that came along with their beginning.
+fn receive(stream: &UnixStream, bytes: &mut [u8]) -> Result<Descriptors, String> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut descriptors = Descriptors::new();
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let got = match recvmsg(
+            stream,
+            &mut [IoSliceMut::new(&mut bytes[filled..])],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Ok(message) => message.bytes,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(rustix::io::Errno::AGAIN) => return Err("no answer in time".into()),
+            Err(e) => return Err(e.to_string()),
+        };
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                descriptors.extend(fds);
+            }
+        }
+        if got == 0 {
+            return Err("the connection was closed".into());
+        }
+        filled += got;
+    }
+    Ok(descriptors)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::super::segment::Word;
+    use super::*;
+
+    fn invitation<'a>(job: &'a [u8; 16], token: &'a [u8; 32], local: &'a [Rank], me: usize) -> Invitation<'a> {
+        let sizes = Sizes { members: local.len(), slot: 4096, ring: 4096, area: 4096 };
+        Invitation { job, token, group: GroupId(9), local, me, sizes }
+    }
+
+    fn job(n: u8) -> [u8; 16] {
+        let mut job = [n; 16];
+        job[..4].copy_from_slice(&std::process::id().to_le_bytes());
+        job
+    }
+
+    #[test]
+    fn everyone_maps_the_same_memory() {
+        let (job, token, local) = (job(1), [2; 32], [4, 6, 9]);
+        let seats: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3)
+                .map(|me| scope.spawn(move || meet(&invitation(&job, &token, &local, me), Deadline::after(VISIT))))
+                .collect();
+            threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
+        });
+        seats[2].segment.word(1, Word::Published).store(77, Ordering::SeqCst);
+        assert!(seats.iter().all(|s| s.segment.word(1, Word::Published).load(Ordering::SeqCst) == 77));
+        assert!(seats.iter().all(|s| s.doorbells.len() == 3 && s.exits.len() == 3));
+    }
+
+    #[test]
+    fn a_missing_rank_is_named_in_time() {
+        let (job, token, local) = (job(3), [2; 32], [4, 6, 9]);
+        let deadline = Deadline::after(Duration::from_millis(100));
+        let text = meet(&invitation(&job, &token, &local, 0), deadline).err().unwrap().to_string();
+        assert!(text.contains("[6, 9]") && text.contains("CORRO_CONNECT_TIMEOUT"), "{text}");
+        let deadline = Deadline::after(Duration::from_millis(100));
+        let text = meet(&invitation(&job, &token, &local, 2), deadline).err().unwrap().to_string();
+        assert!(text.contains("rank 4"), "{text}");
+    }
+
+    #[test]
+    fn strangers_are_turned_away_and_the_meeting_goes_on() {
+        let (job, token, local) = (job(4), [2; 32], [0, 1]);
+        std::thread::scope(|scope| {
+            let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), Deadline::after(VISIT)));
+            let stranger = meet(&invitation(&job, &[3; 32], &local, 1), Deadline::after(VISIT));
+            assert!(matches!(stranger, Err(Error::PeerLost { .. })));
+            assert!(meet(&invitation(&job, &token, &local, 1), Deadline::after(VISIT)).is_ok());
+            assert!(host.join().unwrap().is_ok());
+        });
+    }
+}

@@ -1,0 +1,6 @@
+//! Ranks of one host: shared memory, and streams through it.
+
+pub(crate) mod meet;
+pub(crate) mod segment;
+pub(crate) mod stream;
+pub(crate) mod team;

@@ -1,0 +1,273 @@
+//! A piece of memory that several ranks of one host map, and what lies where in it.
+//!
+//! Owns the mapping. Hands out atomics (for counters) and checked raw pointers (for payload), never a reference into
+//! payload: another process may write there at any time, and only the counters say when it won't.
+//!
+//! The memory is a `memfd`: it has no name in any file system, is not limited by the size of `/dev/shm`, and is gone
+//! with the last process that maps it, however that process ends.
+//!
+//! ```text
+//! header page      poison
+//! per member:      control page    published, reduced, sleepers, state
+//!                  slots           SLOTS x slot_bytes: what the board shows (see `team`)
+//!                  rings           one per member, for byte streams from this member to that one (see `ring`)
+//!                  area            the fusion buffer, or whatever else the caller shares
+//! ```
+//! Pages cost memory only once touched, so rings and areas that nobody uses are free.
+
+#![expect(unsafe_code, reason = "maps memory and computes addresses in it")]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+
+use corro_core::{Error, Result};
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Slots of a member's board; `team` explains the number.
+pub(crate) const SLOTS: usize = 5;
+
+/// Bytes kept for the control words of one member, and for the header.
+const PAGE: usize = 4096;
+
+/// Words that must not share a cache line stand this far apart (the adjacent-line prefetcher pulls lines in pairs).
+const LINE: usize = 128;
+
+/// Sizes of the parts, equal for all members of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    /// How many ranks share the segment.
+    pub(crate) members: usize,
+    /// Bytes of one slot of the board.
+    pub(crate) slot: usize,
+    /// Bytes of one ring, a power of two.
+    pub(crate) ring: usize,
+    /// Bytes of a member's area.
+    pub(crate) area: usize,
+}
+
+impl Sizes {
+    /// The sizes used in production: slots that stay in a core's second-level cache together, rings that hold a few
+    /// pieces, and an area of `area` bytes.
+    pub(crate) fn for_team(members: usize, area: usize) -> Self {
+        Self { members, slot: 256 << 10, ring: 256 << 10, area: area.next_multiple_of(PAGE) }
+    }
+
+    fn ring_stride(&self) -> usize {
+        crate::ring::CONTROL_BYTES + self.ring
+    }
+
+    fn rings_offset(&self) -> usize {
+        PAGE + SLOTS * self.slot
+    }
+
+    fn area_offset(&self) -> usize {
+        (self.rings_offset() + self.members * self.ring_stride()).next_multiple_of(PAGE)
+    }
+
+    fn member_stride(&self) -> usize {
+        self.area_offset() + self.area
+    }
+
+    fn total(&self) -> Option<usize> {
+        self.member_stride().checked_mul(self.members)?.checked_add(PAGE)
+    }
+}
+
+/// A counter of a member that others wait on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// The last round this member has put on its board.
+    Published,
+    /// The last round whose share this member has reduced.
+    Reduced,
+    /// [`Word::Published`]'s sleepers: how many ranks sleep on it.
+    PublishedSleepers,
+    /// [`Word::Reduced`]'s sleepers.
+    ReducedSleepers,
+    /// 0 while the member takes part, 1 once it has left.
+    State,
+}
+
+impl Word {
+    const fn offset(self) -> usize {
+        LINE * match self {
+            Self::Published => 0,
+            Self::Reduced => 1,
+            Self::PublishedSleepers => 2,
+            Self::ReducedSleepers => 3,
+            Self::State => 4,
+        }
+    }
+
+    pub(crate) const fn sleepers(self) -> Self {
+        match self {
+            Self::Reduced | Self::ReducedSleepers => Self::ReducedSleepers,
+            _ => Self::PublishedSleepers,
+        }
+    }
+}
+
+/// The mapped memory.
+pub(crate) struct Segment {
+    base: *mut u8,
+    bytes: usize,
+    sizes: Sizes,
+}
+
+// SAFETY: the mapping is plain memory that stays valid until drop; all shared access goes through atomics or through
+// raw pointers whose users state who may touch what when.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// New zeroed memory of these sizes, and the descriptor by which other processes map it.
+    pub(crate) fn create(sizes: Sizes) -> Result<(Self, OwnedFd)> {
+        let fd = rustix::fs::memfd_create("corro", MemfdFlags::CLOEXEC)
+            .map_err(|e| Error::io("creating shared memory", e))?;
+        let bytes = Self::total(sizes)?;
+        rustix::fs::ftruncate(&fd, bytes as u64)
+            .map_err(|e| Error::io(format!("reserving {bytes} bytes of shared memory"), e))?;
+        Ok((Self::map(fd.as_fd(), sizes)?, fd))
+    }
+
+    /// Maps memory another process created. Its size is checked against `sizes`, so no access can leave it.
+    pub(crate) fn attach(fd: BorrowedFd<'_>, sizes: Sizes) -> Result<Self> {
+        let there = rustix::fs::fstat(fd).map_err(|e| Error::io("looking at shared memory", e))?.st_size;
+        let wanted = Self::total(sizes)?;
+        if usize::try_from(there) != Ok(wanted) {
+            return Err(Error::Mismatch(format!(
+                "the shared memory has {there} bytes where this rank expects {wanted}: set the same CORRO_FUSION_THRESHOLD on every rank"
+            )));
+        }
+        Self::map(fd, sizes)
+    }
+
+    fn total(sizes: Sizes) -> Result<usize> {
+        sizes.total().ok_or_else(|| Error::Usage(format!("shared memory for {sizes:?} would not fit any machine")))
+    }
+
+    fn map(fd: BorrowedFd<'_>, sizes: Sizes) -> Result<Self> {
+        let bytes = Self::total(sizes)?;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing of ours; the file is at least
+        // `bytes` long (created so, or checked in `attach`) and memfds we hand out are never shrunk.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                0,
+            )
+        }
+        .map_err(|e| Error::io(format!("mapping {bytes} bytes of shared memory"), e))?
+        .cast::<u8>();
+        // Fewer page faults and TLB misses where the system allows it; where it does not, nothing is lost.
+        // SAFETY: the range is the mapping just made.
+        let _ = unsafe { rustix::mm::madvise(base.cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
+        Ok(Self { base, bytes, sizes })
+    }
+
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// The word that is not zero once somebody declared this team dead: culprit + 1.
+    pub(crate) fn poison(&self) -> &AtomicU32 {
+        self.atomic(0)
+    }
+
+    pub(crate) fn word(&self, member: usize, word: Word) -> &AtomicU32 {
+        self.atomic(self.member_offset(member) + word.offset())
+    }
+
+    /// Where `len` bytes at `start` of slot number `slot` of `member` are.
+    pub(crate) fn slot(&self, member: usize, slot: usize, start: usize, len: usize) -> *mut u8 {
+        assert!(slot < SLOTS && start <= self.sizes.slot && len <= self.sizes.slot - start, "outside the slot");
+        self.at(self.member_offset(member) + PAGE + slot * self.sizes.slot + start)
+    }
+
+    /// Where `len` bytes at `start` of the area of `member` are.
+    pub(crate) fn area(&self, member: usize, start: usize, len: usize) -> *mut u8 {
+        assert!(start <= self.sizes.area && len <= self.sizes.area - start, "outside the area");
+        self.at(self.member_offset(member) + self.sizes.area_offset() + start)
+    }
+
+    /// Where the ring that leads from one member to another begins, with its control words.
+    pub(crate) fn ring(&self, from: usize, to: usize) -> *mut u8 {
+        assert!(to < self.sizes.members, "no such member");
+        self.at(self.member_offset(from) + self.sizes.rings_offset() + to * self.sizes.ring_stride())
+    }
+
+    fn member_offset(&self, member: usize) -> usize {
+        assert!(member < self.sizes.members, "no such member");
+        PAGE + member * self.sizes.member_stride()
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset <= self.bytes, "offset outside the segment");
+        // SAFETY: every caller checked that `offset` lies inside the mapping.
+        unsafe { self.base.add(offset) }
+    }
+
+    fn atomic(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: control words lie at multiples of LINE inside the mapping and are only ever accessed atomically, by
+        // every process that maps them.
+        unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nothing that points into it outlives the segment.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn parts_do_not_overlap() {
+        let sizes = Sizes { members: 3, slot: 8192, ring: 4096, area: 4096 };
+        let (segment, _fd) = Segment::create(sizes).unwrap();
+        let mut starts = Vec::new();
+        for m in 0..3 {
+            for s in 0..SLOTS {
+                starts.push((segment.slot(m, s, 0, 8192) as usize, 8192));
+            }
+            for to in 0..3 {
+                starts.push((segment.ring(m, to) as usize, sizes.ring_stride()));
+            }
+            starts.push((segment.area(m, 0, 4096) as usize, 4096));
+            starts.push((segment.word(m, Word::Published).as_ptr() as usize, 5 * LINE));
+        }
+        starts.push((segment.poison().as_ptr() as usize, 4));
+        starts.sort_unstable();
+        assert!(starts.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "{starts:?}");
+        let end = starts.last().unwrap();
+        assert!(end.0 + end.1 <= segment.base as usize + segment.bytes);
+    }
+
+    #[test]
+    fn a_second_mapping_sees_the_same_memory() {
+        let sizes = Sizes { members: 2, slot: 4096, ring: 4096, area: 0 };
+        let (one, fd) = Segment::create(sizes).unwrap();
+        let two = Segment::attach(fd.as_fd(), sizes).unwrap();
+        one.word(1, Word::Reduced).store(7, Ordering::Release);
+        assert_eq!(two.word(1, Word::Reduced).load(Ordering::Acquire), 7);
+        assert!(Segment::attach(fd.as_fd(), Sizes { area: 8192, ..sizes }).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the slot")]
+    fn slots_are_checked() {
+        let (segment, _fd) = Segment::create(Sizes { members: 1, slot: 4096, ring: 4096, area: 0 }).unwrap();
+        segment.slot(0, 0, 4000, 97);
+    }
+}

@@ -1,0 +1,103 @@
+//! Byte streams between members of a team, through the rings of the shared segment.
+//!
+//! A stream is a pair of rings. Who is about to sleep arms its rings; the peer that then writes or reads rings the
+//! sleeper's doorbell (an eventfd), so these streams can be slept on together with sockets.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::segment::{Segment, Word};
+use super::team::{Member, has_exited};
+use crate::ring::Ring;
+use crate::stream::{Broken, Stream};
+
+/// The doorbells of a team, one per member, known to all.
+pub(crate) type Doorbells = Arc<Vec<OwnedFd>>;
+
+pub(crate) struct RingStream {
+    outgoing: Ring,
+    incoming: Ring,
+    me: usize,
+    peer: usize,
+    doorbells: Doorbells,
+    who: Member,
+    /// Keeps the rings' memory mapped.
+    segment: Arc<Segment>,
+}
+
+impl RingStream {
+    /// The stream from `me` to `peer`, both members of `segment`. `who` describes the peer.
+    #[expect(unsafe_code, reason = "takes the rings out of the segment")]
+    pub(crate) fn new(segment: Arc<Segment>, me: usize, peer: usize, doorbells: Doorbells, who: Member) -> Self {
+        let capacity = segment.sizes().ring;
+        // SAFETY: the segment lives as long as the stream; its layout keeps one ring per ordered pair of members, of
+        // which only this stream of `me` writes one and reads the other (a channel makes one stream per peer).
+        let (outgoing, incoming) =
+            unsafe { (Ring::new(segment.ring(me, peer), capacity), Ring::new(segment.ring(peer, me), capacity)) };
+        Self { outgoing, incoming, me, peer, doorbells, who, segment }
+    }
+
+    fn ring_peer(&self) {
+        // A full counter (never in practice) means it is ringing already.
+        let _ = rustix::io::write(&self.doorbells[self.peer], &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for RingStream {
+    fn drop(&mut self) {
+        // Streams are dropped when their channel is given up: peers need not wait for the deadline to learn it.
+        self.segment.word(self.me, Word::State).store(1, Ordering::SeqCst);
+        self.ring_peer();
+    }
+}
+
+impl Stream for RingStream {
+    fn try_write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+        let n = self.outgoing.write(bytes);
+        if n > 0 && self.outgoing.reader_armed().load(Ordering::SeqCst) != 0 {
+            self.outgoing.reader_armed().store(0, Ordering::SeqCst);
+            self.ring_peer();
+        }
+        Ok(n)
+    }
+
+    fn try_read(&mut self, into: &mut [u8]) -> Result<usize, Broken> {
+        let n = self.incoming.read(into);
+        if n > 0 && self.incoming.writer_armed().load(Ordering::SeqCst) != 0 {
+            self.incoming.writer_armed().store(0, Ordering::SeqCst);
+            self.ring_peer();
+        }
+        Ok(n)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.doorbells[self.me].as_fd()
+    }
+
+    fn writable_by_poll(&self) -> bool {
+        false
+    }
+
+    fn arm(&mut self) {
+        self.incoming.reader_armed().store(1, Ordering::SeqCst);
+        self.outgoing.writer_armed().store(1, Ordering::SeqCst);
+    }
+
+    fn disarm(&mut self) {
+        self.incoming.reader_armed().store(0, Ordering::SeqCst);
+        self.outgoing.writer_armed().store(0, Ordering::SeqCst);
+        // Non-blocking: empties the counter if it rang.
+        let _ = rustix::io::read(&self.doorbells[self.me], &mut [0u8; 8]);
+    }
+
+    fn check(&mut self) -> Result<(), Broken> {
+        if has_exited(&self.who) {
+            return Err(Broken("its process has exited".into()));
+        }
+        if self.segment.word(self.peer, Word::State).load(Ordering::SeqCst) != 0 {
+            return Err(Broken("it has left the group".into()));
+        }
+        Ok(())
+    }
+}

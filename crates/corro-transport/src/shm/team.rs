@@ -1,0 +1,376 @@
+//! The ranks of one group on one host: a board on which each shows what it has, and counters that say since when.
+//!
+//! **The board.** Work goes in rounds, numbered by each member alike. In round `t` a member fills its slot `t % SLOTS`,
+//! *publishes* `t`, and then reads the slots of others that have published `t`. Some collectives have a second half: a
+//! member writes what it reduced back into its own slot and marks `t` *reduced*, and others read that.
+//!
+//! **When a slot may be filled again.** The one rule that algorithms must keep: *who publishes round `t` has finished
+//! reading every round up to `t - 3`.* It lets them run three stages at once (publish `t`, reduce `t - 1`, collect
+//! `t - 2`). Round `t` goes into the slot of round `t - SLOTS`, and with five slots it is enough that all others have
+//! published `t - 2`, which they nearly always have: [`Team::next_round`] looks, and seldom waits.
+//!
+//! **Waiting** is spinning for a short while if every rank of the host has a core of its own, then sleeping on the
+//! counter (futex). Sleepers look up every [`LOOK_UP`]: whether the one they wait for has exited, whether anyone
+//! declared the team dead, whether the time is over. So a death is an error at once, and nothing hangs.
+//!
+//! Payload is only touched through raw pointers, see `segment`. Between collectives a member's area is its own.
+
+#![expect(unsafe_code, reason = "moves bytes in memory shared with other processes")]
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use corro_core::{DType, Deadline, Error, Rank, ReduceOp, Result};
+use rustix::thread::futex;
+
+use super::segment::{SLOTS, Segment, Word};
+
+/// How long a sleeper sleeps before it looks whether its peer still lives.
+const LOOK_UP: Duration = Duration::from_millis(50);
+
+/// Looks at a counter before giving up spinning: some 50 to 100 microseconds.
+const SPINS: u32 = 2000;
+
+/// Turns given to other runnable ranks before sleeping, where ranks outnumber cores. A peer that is about to publish
+/// gets its turn without the cost of a sleep and a wake-up.
+const YIELDS: u32 = 8;
+
+/// A rank of the team, as the others see it.
+#[derive(Debug)]
+pub struct Member {
+    /// Its rank in the job.
+    pub rank: Rank,
+    /// Its host's name, for messages.
+    pub host: String,
+    /// Readable once its process has exited; `None` where the system can't tell.
+    pub(crate) exit: Option<OwnedFd>,
+}
+
+/// A place in the shared memory. Made by [`Team`], which checks it.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    at: *mut u8,
+    len: usize,
+}
+
+impl Span {
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// One operand of [`Team::reduce`].
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// Bytes on the board or in an area.
+    Shared(Span),
+    /// The caller's own bytes.
+    Private(&'a [u8]),
+    /// What the target holds now.
+    Target,
+}
+
+/// Where [`Team::reduce`] writes.
+#[derive(Debug)]
+pub enum Target<'a> {
+    /// Onto the board or into an area.
+    Shared(Span),
+    /// Into the caller's own memory.
+    Private(&'a mut [u8]),
+}
+
+/// This rank's seat in the team.
+pub struct Team {
+    segment: Arc<Segment>,
+    members: Vec<Member>,
+    me: usize,
+    round: u32,
+    may_spin: bool,
+}
+
+impl Team {
+    pub(crate) fn new(segment: Arc<Segment>, members: Vec<Member>, me: usize, may_spin: bool) -> Self {
+        Self { segment, members, me, round: 0, may_spin }
+    }
+
+    /// How many members.
+    pub fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Which of them this is.
+    pub fn me(&self) -> usize {
+        self.me
+    }
+
+    /// Who they are.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Bytes of one slot of the board.
+    pub fn slot_bytes(&self) -> usize {
+        self.segment.sizes().slot
+    }
+
+    /// Bytes of this member's area; the others' are as large.
+    pub fn area_bytes(&self) -> usize {
+        self.segment.sizes().area
+    }
+
+    /// Whether waiting may spin: every rank of the host has a core of its own.
+    pub fn may_spin(&self) -> bool {
+        self.may_spin
+    }
+
+    /// This member's area. Others write there only inside a collective that this member takes part in.
+    pub fn area(&mut self) -> &mut [u8] {
+        let len = self.area_bytes();
+        // SAFETY: the pages are mapped while `self` lives, and by the protocol no other member touches them while this
+        // member is outside a collective, which `&mut self` guarantees for the life of the slice.
+        unsafe { std::slice::from_raw_parts_mut(self.segment.area(self.me, 0, len), len) }
+    }
+
+    /// Opens the next round: its slot of this member may be filled.
+    pub fn next_round(&mut self, timeout: Duration) -> Result<u32> {
+        self.round = self.round.wrapping_add(1);
+        for member in self.others() {
+            self.wait(member, Word::Published, self.round.wrapping_sub(2), timeout)?;
+        }
+        Ok(self.round)
+    }
+
+    /// Says that this member's slot of `round` is filled.
+    pub fn publish(&self, round: u32) {
+        self.mark(Word::Published, round);
+    }
+
+    /// Says that this member's part of `round` is reduced.
+    pub fn mark_reduced(&self, round: u32) {
+        self.mark(Word::Reduced, round);
+    }
+
+    /// Waits until `member` has published `round`.
+    pub fn wait_published(&self, member: usize, round: u32, timeout: Duration) -> Result<()> {
+        self.wait(member, Word::Published, round, timeout)
+    }
+
+    /// Waits until all others have published `round`.
+    pub fn wait_all_published(&self, round: u32, timeout: Duration) -> Result<()> {
+        self.others().try_for_each(|m| self.wait(m, Word::Published, round, timeout))
+    }
+
+    /// Waits until `member` has reduced its part of `round`.
+    pub fn wait_reduced(&self, member: usize, round: u32, timeout: Duration) -> Result<()> {
+        self.wait(member, Word::Reduced, round, timeout)
+    }
+
+    /// Waits until all members have come here.
+    pub fn barrier(&mut self, timeout: Duration) -> Result<()> {
+        let round = self.next_round(timeout)?;
+        self.publish(round);
+        self.wait_all_published(round, timeout)
+    }
+
+    /// The others, each starting with its right neighbour, so that not all look at the same one first.
+    pub fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (me, size) = (self.me, self.size());
+        (1..size).map(move |i| (me + i) % size)
+    }
+
+    /// A part of the slot in which `member` shows `round`.
+    pub fn slot(&self, member: usize, round: u32, start: usize, len: usize) -> Span {
+        Span { at: self.segment.slot(member, round as usize % SLOTS, start, len), len }
+    }
+
+    /// A part of the area of `member`.
+    pub fn area_of(&self, member: usize, start: usize, len: usize) -> Span {
+        Span { at: self.segment.area(member, start, len), len }
+    }
+
+    /// Copies private bytes into shared memory.
+    pub fn write(&self, to: Span, from: &[u8]) {
+        assert_eq!(to.len, from.len(), "lengths differ");
+        // SAFETY: a span lies inside the segment; private bytes are not part of it, or are this member's own area.
+        unsafe { corro_kernels::copy(to.at, from.as_ptr(), to.len, false) }
+    }
+
+    /// Copies shared bytes into private memory.
+    pub fn read(&self, from: Span, into: &mut [u8]) {
+        assert_eq!(from.len, into.len(), "lengths differ");
+        // SAFETY: as in `write`.
+        unsafe { corro_kernels::copy(into.as_mut_ptr(), from.at, from.len, false) }
+    }
+
+    /// Copies shared bytes to another shared place.
+    pub fn copy(&self, to: Span, from: Span) {
+        assert_eq!(to.len, from.len, "lengths differ");
+        // SAFETY: spans lie inside the segment; parts that different members own never overlap.
+        unsafe { corro_kernels::copy(to.at, from.at, to.len, false) }
+    }
+
+    /// `target = op(sources...) * factor`, in the order of `sources`, in one pass.
+    pub fn reduce(&self, op: ReduceOp, dtype: DType, target: Target<'_>, sources: &[Source<'_>], factor: f64) {
+        let (to, len) = match target {
+            Target::Shared(span) => (span.at, span.len),
+            Target::Private(bytes) => (bytes.as_mut_ptr(), bytes.len()),
+        };
+        let start = |source: &Source<'_>| {
+            let (at, there) = match source {
+                Source::Shared(span) => (span.at.cast_const(), span.len),
+                Source::Private(bytes) => (bytes.as_ptr(), bytes.len()),
+                Source::Target => (to.cast_const(), len),
+            };
+            assert_eq!(there, len, "lengths differ");
+            at
+        };
+        assert_eq!(len % dtype.size(), 0, "not a whole number of {dtype} elements");
+        let run = |starts: &[*const u8]| {
+            // SAFETY: every operand has `len` valid bytes (checked above). A source is the target itself, or private
+            // memory that the borrow checker keeps apart from it, or a span of another member or another place.
+            unsafe { corro_kernels::reduce_many(op, dtype, to, starts, len / dtype.size(), factor) }
+        };
+        // Small teams need no allocation, which would be most of the cost of reducing a few bytes.
+        let mut few = [std::ptr::null(); 16];
+        if let Some(few) = few.get_mut(..sources.len()) {
+            few.iter_mut().zip(sources).for_each(|(at, s)| *at = start(s));
+            run(few);
+        } else {
+            run(&sources.iter().map(start).collect::<Vec<_>>());
+        }
+    }
+
+    /// Declares the team dead because of `culprit`, so that everyone else stops waiting at once.
+    pub fn abandon(&self, culprit: usize) {
+        let _ = self.segment.poison().compare_exchange(0, culprit as u32 + 1, Ordering::SeqCst, Ordering::SeqCst);
+        for member in 0..self.size() {
+            wake(self.segment.word(member, Word::Published));
+            wake(self.segment.word(member, Word::Reduced));
+        }
+    }
+
+    fn mark(&self, word: Word, round: u32) {
+        let counter = self.segment.word(self.me, word);
+        // SeqCst: what was written before is visible to whoever sees the round, and the look at the sleepers comes
+        // after the store. A sleeper counts itself first and looks at the counter then, so one of us sees the other.
+        counter.store(round, Ordering::SeqCst);
+        if self.segment.word(self.me, word.sleepers()).load(Ordering::SeqCst) > 0 {
+            wake(counter);
+        }
+    }
+
+    fn wait(&self, member: usize, word: Word, round: u32, timeout: Duration) -> Result<()> {
+        let counter = self.segment.word(member, word);
+        if reached(counter, round) {
+            return Ok(());
+        }
+        if self.may_spin {
+            for _ in 0..SPINS {
+                std::hint::spin_loop();
+                if reached(counter, round) {
+                    return Ok(());
+                }
+            }
+        } else {
+            for _ in 0..YIELDS {
+                rustix::thread::sched_yield();
+                if reached(counter, round) {
+                    return Ok(());
+                }
+            }
+        }
+        self.sleep_until(member, word, round, timeout)
+    }
+
+    #[cold]
+    fn sleep_until(&self, member: usize, word: Word, round: u32, timeout: Duration) -> Result<()> {
+        let counter = self.segment.word(member, word);
+        let sleepers = self.segment.word(member, word.sleepers());
+        let deadline = Deadline::after(timeout);
+        loop {
+            sleepers.fetch_add(1, Ordering::SeqCst);
+            let seen = counter.load(Ordering::SeqCst);
+            if !is_at_least(seen, round) {
+                let nap = deadline.left().unwrap_or(LOOK_UP).min(LOOK_UP);
+                let nap = futex::Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as i64 };
+                // Whatever ends the sleep (a wake-up, the nap's end, a signal), the loop looks again.
+                let _ = futex::wait(counter, futex::Flags::empty(), seen, Some(&nap));
+            }
+            sleepers.fetch_sub(1, Ordering::SeqCst);
+            if reached(counter, round) {
+                return Ok(());
+            }
+            self.look_for_trouble(member, &deadline)?;
+            if reached(counter, round) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// An error if waiting for `member` has become pointless.
+    fn look_for_trouble(&self, member: usize, deadline: &Deadline) -> Result<()> {
+        let lost = |culprit: usize, cause: String| {
+            self.abandon(culprit);
+            let who = &self.members[culprit];
+            Err(Error::peer_lost(who.rank, &who.host, cause))
+        };
+        if has_exited(&self.members[member]) {
+            return lost(member, "its process has exited".into());
+        }
+        if self.segment.word(member, Word::State).load(Ordering::SeqCst) != 0 {
+            return lost(member, "it has left the group".into());
+        }
+        if let Some(culprit) = (self.segment.poison().load(Ordering::SeqCst) as usize).checked_sub(1) {
+            let culprit = culprit.min(self.size() - 1);
+            return lost(culprit, "another rank of this host found it gone or stuck".into());
+        }
+        if deadline.passed() {
+            let seconds = deadline.granted().as_secs_f64();
+            return lost(
+                member,
+                format!(
+                    "it has not come to the collective that the others are in for {seconds} s \
+                     (CORRO_TIMEOUT sets this limit)"
+                ),
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.segment.word(self.me, Word::State).store(1, Ordering::SeqCst);
+        wake(self.segment.word(self.me, Word::Published));
+        wake(self.segment.word(self.me, Word::Reduced));
+    }
+}
+
+/// Rounds wrap around after 2^32: "at least" means less than half the circle ahead.
+fn is_at_least(seen: u32, round: u32) -> bool {
+    seen.wrapping_sub(round) as i32 >= 0
+}
+
+fn reached(counter: &AtomicU32, round: u32) -> bool {
+    // Acquire: what the member wrote before it marked the round is visible now.
+    is_at_least(counter.load(Ordering::Acquire), round)
+}
+
+fn wake(counter: &AtomicU32) {
+    let _ = futex::wake(counter, futex::Flags::empty(), u32::MAX >> 1);
+}
+
+pub(crate) fn has_exited(member: &Member) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let Some(exit) = &member.exit else { return false };
+    let mut fds = [PollFd::new(exit, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1))
+}

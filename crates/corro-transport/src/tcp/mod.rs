@@ -1,0 +1,353 @@
+//! TCP between the ranks of a job, plain or through TLS.
+//!
+//! [`Endpoint`] is a rank's presence on the network: one listening port, one thread that lets those who dial it prove
+//! themselves, and the way to dial others. It owns connections until they are handed out as [`Stream`]s; after that
+//! it knows nothing of them. It never moves the job's data, and nobody without the job's secret gets past `gate`.
+//!
+//! | part | does |
+//! | --- | --- |
+//! | `gate` | accepts connections, runs their handshakes, turns strangers away |
+//! | `registry` | keeps proven connections until they are claimed |
+//! | `dial` | tries a peer's addresses, keeps the first that proves itself |
+//! | `socket` | one connection: options, errors in words, plain or TLS |
+//! | `refusals` | what is logged about strangers, and how often |
+
+pub(crate) mod dial;
+pub(crate) mod gate;
+pub(crate) mod refusals;
+mod registry;
+pub(crate) mod socket;
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use corro_core::{Deadline, Error, GroupId, Rank, Result};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+
+pub use self::socket::TcpStream;
+
+use self::dial::{Dialer, Tried, Verified};
+use self::gate::Gate;
+use self::refusals::Refusals;
+use self::registry::{Key, Registry};
+use self::socket::wait;
+use crate::handshake::{MAX_STREAMS, Purpose, Serves};
+use crate::nic::{self, NicAddress};
+use crate::secret::Secret;
+use crate::stream::Stream;
+use crate::tls::TlsIdentity;
+
+/// What an [`Endpoint`] is made from.
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// This process's rank.
+    pub rank: Rank,
+    /// The job's secret.
+    pub secret: Secret,
+    /// Whether everything goes through TLS 1.3. Must be the same on every rank.
+    pub tls: bool,
+    /// Names of the interfaces whose addresses are published; `None`: all.
+    pub interfaces: Option<Vec<String>>,
+}
+
+/// Where a rank can be reached, as it says itself.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PeerAddress {
+    /// Who.
+    pub rank: Rank,
+    /// Its host's name, for messages.
+    pub host: String,
+    /// What it published, most promising first.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// A rank's presence on the network.
+pub struct Endpoint {
+    rank: Rank,
+    addresses: Vec<SocketAddr>,
+    dialer: Dialer,
+    registry: Arc<Registry>,
+    refusals: Arc<Mutex<Refusals>>,
+    /// Per peer, the addresses that worked, one for each of our network cards.
+    working: Mutex<HashMap<Rank, Vec<SocketAddr>>>,
+    wake: Arc<OwnedFd>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+impl Endpoint {
+    /// Listens on a free port of every interface and starts the thread that accepts.
+    pub fn bind(config: EndpointConfig) -> Result<Self> {
+        let nics = nic::addresses(config.interfaces.as_deref())?;
+        let (listener, v6) = listen()?;
+        let port = listener.local_addr().map_err(|e| Error::io("asking for the port of a socket", e))?.port();
+        let addresses = nic::with_port(&nics, port, v6);
+        let tls = if config.tls { Some(Arc::new(TlsIdentity::new(&config.secret)?)) } else { None };
+        let secret = Arc::new(config.secret);
+        let gate = Gate::new(listener, secret.clone(), tls.clone(), Serves::Rank(config.rank))?;
+        let refusals = gate.refusals();
+        let registry = Arc::new(Registry::default());
+        let wake = Arc::new(wake_fd()?);
+        let acceptor = std::thread::Builder::new()
+            .name("corro-accept".into())
+            .spawn({
+                let (registry, wake) = (registry.clone(), wake.clone());
+                move || accept_until_woken(gate, &registry, &wake)
+            })
+            .map_err(|e| Error::io("starting the thread that accepts connections", e))?;
+        tracing::debug!(rank = config.rank, port, tls = config.tls, ?addresses, "listening");
+        Ok(Self {
+            rank: config.rank,
+            addresses,
+            dialer: Dialer { secret, tls },
+            registry,
+            refusals,
+            working: Mutex::default(),
+            wake,
+            acceptor: Some(acceptor),
+        })
+    }
+
+    /// What to publish: every usable address of this host with our port, most promising first, loopback last.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.addresses.clone()
+    }
+
+    /// Dials `peer`, which must call [`Endpoint::accept`] for us, and opens `streams` connections to it. They are spread
+    /// over all network cards that lead there. Goes on until the deadline: the peer may start later than we do.
+    pub fn connect(
+        &self,
+        peer: &PeerAddress,
+        group: GroupId,
+        streams: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<Box<dyn Stream>>> {
+        check_streams(streams)?;
+        let mut working = self.recall(peer);
+        let mut done = Vec::with_capacity(streams);
+        while done.len() < streams {
+            let index = done.len();
+            let purpose =
+                Purpose::Link { from: self.rank, to: peer.rank, group, index: index as u32, count: streams as u32 };
+            let order = order(&peer.addresses, &working, index);
+            // Only the first dial to a peer looks for all ways that lead there; later ones know them.
+            let wide = working.is_empty() && streams > 1;
+            let proven =
+                self.dialer.race(&order, purpose, wide, deadline).map_err(|t| unreachable(peer, &t, deadline))?;
+            if working.is_empty() {
+                working = one_per_card(&proven);
+                self.remember(peer, &working);
+            }
+            let Some(first) = proven.into_iter().next() else { continue };
+            let address = first.address;
+            match first.complete(deadline) {
+                Ok(socket) => {
+                    tracing::info!(rank = peer.rank, host = peer.host, %address, stream = index, %group, "connected");
+                    done.push(socket.into_stream());
+                }
+                Err(tried) if deadline.passed() => return Err(unreachable(peer, &[tried], deadline)),
+                Err(tried) => {
+                    tracing::debug!(rank = peer.rank, %address, reason = tried.reason, "dialling again");
+                    working.retain(|a| *a != address);
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// Waits until `peer` has dialled us with all `streams` connections, and hands them out.
+    pub fn accept(
+        &self,
+        peer: &PeerAddress,
+        group: GroupId,
+        streams: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<Box<dyn Stream>>> {
+        check_streams(streams)?;
+        let claimed = self.registry.claim(peer.rank, group, streams, deadline).map_err(|unclaimed| {
+            let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+            unclaimed.into_error(peer.rank, &peer.host, streams, deadline, refusals.recent(Instant::now()))
+        })?;
+        tracing::info!(rank = peer.rank, host = peer.host, remote = ?claimed.first().map(|(_, r)| r), streams, %group,
+            "accepted");
+        Ok(claimed.into_iter().map(|(socket, _)| socket.into_stream()).collect())
+    }
+
+    /// How many proven connections wait to be claimed.
+    pub fn parked(&self) -> usize {
+        self.registry.parked()
+    }
+
+    fn recall(&self, peer: &PeerAddress) -> Vec<SocketAddr> {
+        let working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = working.get(&peer.rank).map_or(&[][..], Vec::as_slice);
+        // A rank that came back elsewhere publishes other addresses; the old ones mean nothing then.
+        known.iter().copied().filter(|a| peer.addresses.contains(a)).collect()
+    }
+
+    fn remember(&self, peer: &PeerAddress, working: &[SocketAddr]) {
+        self.working.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.rank, working.to_vec());
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        ring(&self.wake);
+        self.registry.close();
+        if let Some(acceptor) = self.acceptor.take()
+            && acceptor.join().is_err()
+        {
+            tracing::error!("the thread that accepts connections has panicked; please report it");
+        }
+    }
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint").field("rank", &self.rank).field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+fn accept_until_woken(mut gate: Gate, registry: &Registry, wake: &OwnedFd) {
+    loop {
+        let now = Instant::now();
+        let mut fds = vec![PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)];
+        gate.poll_fds(now, &mut fds);
+        if let Err(e) = wait(&mut fds, gate.timeout(now)) {
+            tracing::warn!(error = %e, "the thread that accepts connections");
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        }
+        let events: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+        drop(fds);
+        if !events[0].is_empty() {
+            return;
+        }
+        for proven in gate.turn(&events[1..], Instant::now()) {
+            // The gate lets only links to this rank pass.
+            if let Purpose::Link { from, group, index, count, .. } = proven.purpose {
+                registry.park(Key { from, group, index }, count, proven);
+            }
+        }
+    }
+}
+
+/// A listener on a free port of every address of this host, and whether that includes IPv6 ones.
+fn listen() -> Result<(TcpListener, bool)> {
+    let any6 = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+    if let Ok(listener) = listen_at(any6) {
+        return Ok((listener, true));
+    }
+    let any4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+    listen_at(any4).map(|listener| (listener, false)).map_err(|e| Error::io("opening a TCP port to listen on", e))
+}
+
+/// A listener at `address`; the unspecified IPv6 address also takes IPv4.
+pub(crate) fn listen_at(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let domain = socket2::Domain::for_address(address);
+    let socket = socket2::Socket::new(domain, socket2::Type::STREAM.nonblocking(), Some(socket2::Protocol::TCP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    if address.port() != 0 {
+        // A restarted store must get its port back although connections of the old one linger.
+        socket.set_reuse_address(true)?;
+    }
+    socket.bind(&address.into())?;
+    // All ranks of a job may dial at the same moment. The system cuts this to what it allows.
+    socket.listen(4096)?;
+    Ok(socket.into())
+}
+
+/// Something to poll that another thread can make readable.
+pub(crate) fn wake_fd() -> Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| Error::io("making an eventfd", e))
+}
+
+/// Makes a [`wake_fd`] readable.
+pub(crate) fn ring(wake: &OwnedFd) {
+    // It can fail only if it was rung 2^64 times already, and then it is readable.
+    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+}
+
+fn check_streams(streams: usize) -> Result<()> {
+    if (1..=MAX_STREAMS).contains(&streams) {
+        return Ok(());
+    }
+    Err(Error::Usage(format!("{streams} streams between two ranks: CORRO_STREAMS must be from 1 to {MAX_STREAMS}")))
+}
+
+/// What to try for stream `index`: the known ways in turn, then everything else the peer published.
+fn order(published: &[SocketAddr], working: &[SocketAddr], index: usize) -> Vec<SocketAddr> {
+    let start = if working.is_empty() { 0 } else { index % working.len() };
+    let (before, from) = working.split_at(start);
+    let mut seen = HashSet::new();
+    from.iter().chain(before).chain(published).copied().filter(|a| seen.insert(*a)).collect()
+}
+
+/// Of the ways that work, one for each network card of ours, since two through the same card gain nothing.
+fn one_per_card(proven: &[Verified]) -> Vec<SocketAddr> {
+    let nics = nic::addresses(None).unwrap_or_default();
+    let ways: Vec<_> = proven.iter().map(|v| (v.address, v.local_address().map(|l| l.ip()))).collect();
+    choose_ways(&ways, &nics)
+}
+
+fn choose_ways(ways: &[(SocketAddr, Option<IpAddr>)], nics: &[NicAddress]) -> Vec<SocketAddr> {
+    let only_loopback = ways.iter().all(|(address, _)| address.ip().is_loopback());
+    let mut seen = HashSet::new();
+    let through_new_card = |(address, local): &&(SocketAddr, Option<IpAddr>)| {
+        let card = local.map(|ip| nic::interface_of(ip, nics).map_or_else(|| ip.to_string(), str::to_owned));
+        (only_loopback || !address.ip().is_loopback()) && seen.insert(card)
+    };
+    ways.iter().filter(through_new_card).map(|(address, _)| *address).collect()
+}
+
+fn unreachable(peer: &PeerAddress, tried: &[Tried], deadline: Deadline) -> Error {
+    let how = if tried.is_empty() { "it has published no address".to_owned() } else { dial::list(tried) };
+    Error::peer_lost(
+        peer.rank,
+        &peer.host,
+        format!(
+            "can't connect to it within {:?}: {how}. See that rank's own log; if a wrong network is used, name the right \
+             interface by CORRO_INTERFACE; if it is just slow to start, raise CORRO_CONNECT_TIMEOUT",
+            deadline.granted()
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn streams_go_round_the_working_ways_and_fall_back_to_the_rest() {
+        let published = [at("10.0.0.1:1"), at("10.1.0.1:1"), at("10.2.0.1:1"), at("127.0.0.1:1")];
+        let working = [at("10.0.0.1:1"), at("10.2.0.1:1")];
+        assert_eq!(order(&published, &[], 3), published);
+        assert_eq!(order(&published, &working, 2)[..2], working);
+        assert_eq!(
+            order(&published, &working, 1),
+            [at("10.2.0.1:1"), at("10.0.0.1:1"), at("10.1.0.1:1"), at("127.0.0.1:1")]
+        );
+    }
+
+    #[test]
+    fn one_way_through_each_card_and_loopback_only_alone() {
+        let ways = [
+            (at("10.0.0.9:1"), Some("10.0.0.2".parse().unwrap())),
+            (at("10.0.0.10:1"), Some("10.0.0.2".parse().unwrap())),
+            (at("10.1.0.9:1"), Some("10.1.0.2".parse().unwrap())),
+            (at("127.0.0.1:1"), Some("127.0.0.1".parse().unwrap())),
+        ];
+        assert_eq!(choose_ways(&ways, &[]), [at("10.0.0.9:1"), at("10.1.0.9:1")]);
+        assert_eq!(choose_ways(&ways[3..], &[]), [at("127.0.0.1:1")]);
+    }
+}

@@ -1,0 +1,86 @@
+//! What is said about connections that were turned away: one line each, and no more than a disk can bear.
+//!
+//! Pure but for the log line itself; the clock is an argument.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+const LINES_PER_SECOND: u32 = 10;
+/// How long a refusal is worth mentioning in an error about a peer that did not come.
+const MEMORABLE: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(crate) struct Refusals {
+    window: Instant,
+    in_window: u32,
+    suppressed: u64,
+    last: Option<(Instant, String)>,
+}
+
+impl Refusals {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { window: now, in_window: 0, suppressed: 0, last: None }
+    }
+
+    /// Logs that `remote` was turned away, unless that was said too often within this second.
+    pub(crate) fn refuse(&mut self, remote: SocketAddr, reason: &str, now: Instant) {
+        if self.may_log(now) {
+            tracing::warn!(%remote, reason, "refused a connection");
+        }
+        self.last = Some((now, format!("{remote}: {reason}")));
+    }
+
+    /// Tells of lines that were held back, once the flood is over.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.window) < Duration::from_secs(1) {
+            return;
+        }
+        if self.suppressed > 0 {
+            tracing::warn!(count = self.suppressed, "refused more connections than are worth a line each");
+        }
+        (self.window, self.in_window, self.suppressed) = (now, 0, 0);
+    }
+
+    /// Whether [`Refusals::tick`] still has something to tell.
+    pub(crate) fn holds_back(&self) -> bool {
+        self.suppressed > 0
+    }
+
+    /// Whom we turned away lately, for the error of somebody who waits in vain.
+    pub(crate) fn recent(&self, now: Instant) -> Option<&str> {
+        let (at, text) = self.last.as_ref()?;
+        (now.saturating_duration_since(*at) < MEMORABLE).then_some(text)
+    }
+
+    fn may_log(&mut self, now: Instant) -> bool {
+        self.tick(now);
+        self.in_window += 1;
+        let may = self.in_window <= LINES_PER_SECOND;
+        self.suppressed += u64::from(!may);
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_gives_ten_lines_and_a_count() {
+        let start = Instant::now();
+        let mut refusals = Refusals::new(start);
+        assert_eq!((0..1000).filter(|_| refusals.may_log(start)).count(), 10);
+        assert_eq!(refusals.suppressed, 990);
+        assert!(refusals.may_log(start + Duration::from_secs(1)));
+        assert_eq!(refusals.suppressed, 0);
+    }
+
+    #[test]
+    fn old_refusals_are_forgotten() {
+        let start = Instant::now();
+        let mut refusals = Refusals::new(start);
+        refusals.refuse("127.0.0.1:9".parse().unwrap(), "why", start);
+        assert_eq!(refusals.recent(start), Some("127.0.0.1:9: why"));
+        assert_eq!(refusals.recent(start + MEMORABLE), None);
+    }
+}
