@@ -1,0 +1,46 @@
+"""Checks that code flows one way: a crate may depend only on crates of lower floors.
+
+Run by `make lint`. A new crate must be given a floor here, which is the moment to ask whether it earns its door.
+"""
+
+import json
+import subprocess
+import sys
+
+FLOORS = {
+    "corro-core": 0,
+    "corro-kernels": 1,
+    "corro-transport": 2,
+    "corro-collectives": 3,
+    "corro-launch": 5,
+    # Not part of the house: they use it.
+    "corro-example": 9,
+    "corro-bench": 9,
+}
+
+# The launcher starts programs; it must not know what they do.
+FORBIDDEN = {("corro-launch", "corro-collectives")}
+
+
+def main() -> int:
+    command = ["cargo", "metadata", "--no-deps", "--format-version", "1", "--locked"]
+    packages = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["packages"]
+    wrong = []
+    for package in packages:
+        name = package["name"]
+        if name not in FLOORS:
+            wrong.append(f"{name} has no floor: give it one in scripts/floors.py")
+            continue
+        for dependency in package["dependencies"]:
+            other = dependency["name"]
+            if other in FLOORS and FLOORS[other] >= FLOORS[name]:
+                wrong.append(f"{name} (floor {FLOORS[name]}) depends on {other} (floor {FLOORS[other]}): code flows down only")
+            if (name, other) in FORBIDDEN:
+                wrong.append(f"{name} must not depend on {other}")
+    for line in wrong:
+        print(f"floors: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
