@@ -61,7 +61,8 @@ fn run() -> Result<()> {
     // A rank that waits for the next command waits as long as the driver measures others.
     let settings = Settings { timeout: Duration::ZERO, ..Settings::from_env()? };
     if let Some(place) = Place::from_env()? {
-        let mut store = store::Client::connect(&place.rendezvous, &place.secret, false, Deadline::after(settings.connect_timeout))?;
+        let mut store =
+            store::Client::connect(&place.rendezvous, &place.secret, false, Deadline::after(settings.connect_timeout))?;
         let fabric = Fabric::join(place.rank, place.size, &place.secret, &mut store, settings)?;
         return serve(Group::world(&fabric)?);
     }
@@ -100,14 +101,15 @@ struct Round {
 impl Round {
     fn parse(line: &str) -> Result<Self, String> {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let number = |i: usize| words.get(i).and_then(|w| w.parse::<usize>().ok()).ok_or(format!("not a command: {line:?}"));
+        let number =
+            |i: usize| words.get(i).and_then(|w| w.parse::<usize>().ok()).ok_or(format!("not a command: {line:?}"));
         let zero_copy = match words.get(4) {
             None | Some(&"private") => false,
             Some(&"zero_copy") => true,
             Some(other) => return Err(format!("no such form: {other:?}")),
         };
         let round = Self { bytes: number(1)?, iterations: number(2)?, warmup: number(3)?, zero_copy };
-        if words[0] != "allreduce" || round.bytes % 4 != 0 || round.bytes == 0 || round.iterations == 0 {
+        if words[0] != "allreduce" || !round.bytes.is_multiple_of(4) || round.bytes == 0 || round.iterations == 0 {
             return Err(format!("not a command: {line:?}"));
         }
         Ok(round)
@@ -117,7 +119,11 @@ impl Round {
 fn serve(mut world: Group) -> Result<()> {
     let mut runner = Runner { data: Vec::new(), zero_copy: None };
     if world.rank() == 0 {
-        println!("{{\"ready\": true, \"ranks\": {}, \"version\": \"corro {}\"}}", world.size(), env!("CARGO_PKG_VERSION"));
+        println!(
+            "{{\"ready\": true, \"ranks\": {}, \"version\": \"corro {}\"}}",
+            world.size(),
+            env!("CARGO_PKG_VERSION")
+        );
     }
     let mut lines = std::io::stdin().lock().lines();
     loop {
@@ -196,7 +202,8 @@ impl Runner {
             }
             world.shared()[..round.bytes].fill(0);
         }
-        let wrong = self.data.iter().enumerate().find(|(i, x)| **x != ranks * pattern(*i) + ranks * (ranks + 1.0) / 2.0);
+        let wrong =
+            self.data.iter().enumerate().find(|(i, x)| **x != ranks * pattern(*i) + ranks * (ranks + 1.0) / 2.0);
         if let Some((i, x)) = wrong {
             return Err(Error::Bug(format!("wrong sum of {} bytes: element {i} is {x}", round.bytes)));
         }

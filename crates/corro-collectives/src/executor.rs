@@ -59,7 +59,7 @@ pub(crate) fn run(
         done: vec![false; schedule.steps.len()],
         left: schedule.steps.len(),
     };
-    run.to_the_end(links)
+    run.finish(links)
 }
 
 #[derive(Default)]
@@ -90,7 +90,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn to_the_end(&mut self, links: &mut Links) -> Result<()> {
+    fn finish(&mut self, links: &mut Links) -> Result<()> {
         let spins = if links.may_spin() { SPINS } else { 0 };
         let mut idle = 0;
         let mut deadline = None;

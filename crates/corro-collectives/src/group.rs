@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corro_core::shape::share;
-use corro_core::{DType, Error, GroupId, Rank, ReduceOp, Result};
-use corro_transport::{Channel, Fabric, Links};
+use corro_core::{Error, GroupId, Rank, ReduceOp, Result};
+use corro_transport::{Channel, Fabric};
 
-use crate::algorithms::adasum::{self, Swap};
 use crate::algorithms::hierarchical::Carriers;
-use crate::algorithms::{direct, halving_doubling, hierarchical, pairwise, ring, tree};
+use crate::algorithms::{direct, halving_doubling, pairwise, ring, tree};
+use crate::allreduce::scale;
 use crate::choice::{Algorithm, Collective, Topology, choose};
 use crate::element::Element;
 use crate::executor::{self, Arithmetic, Buffers, SCRATCH};
@@ -24,20 +24,20 @@ use crate::schedule::Builder;
 use crate::subset::Subset;
 
 /// Up to this many bytes, halving and doubling exchanges everything at once instead of parts.
-const SHORT: usize = 16 << 10;
+pub(crate) const SHORT: usize = 16 << 10;
 
 /// Ranks that run collectives together. See the crate's page for an example.
 pub struct Group {
-    channel: Channel,
-    all: Subset,
-    carriers: Carriers,
+    pub(crate) channel: Channel,
+    pub(crate) all: Subset,
+    pub(crate) carriers: Carriers,
     topology: Topology,
     forced: Option<Algorithm>,
-    scratch: Vec<u8>,
+    pub(crate) scratch: Vec<u8>,
     /// The shared area of a rank that is alone on its host.
-    own_area: Vec<u8>,
-    area: usize,
-    timeout: Duration,
+    pub(crate) own_area: Vec<u8>,
+    pub(crate) area: usize,
+    pub(crate) timeout: Duration,
     broken: Option<Error>,
 }
 
@@ -90,76 +90,6 @@ impl Group {
     /// Makes every collective use `algorithm` where it can run it. All members must do the same.
     pub fn force(&mut self, algorithm: Option<Algorithm>) {
         self.forced = algorithm;
-    }
-
-    /// Reduces `data` over all members, in place.
-    pub fn allreduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        self.allreduce_bytes(bytemuck::cast_slice_mut(data), &Reduction::new(T::DTYPE, op))
-    }
-
-    /// As [`Group::allreduce`], for bytes of any dtype and with scale factors.
-    pub fn allreduce_bytes(&mut self, data: &mut [u8], how: &Reduction) -> Result<()> {
-        self.allreduce_many(&mut [data], how)
-    }
-
-    /// Reduces several tensors at once, in place: one collective instead of many (tensor fusion). All members must pass
-    /// tensors of the same lengths in the same order.
-    pub fn allreduce_many(&mut self, tensors: &mut [&mut [u8]], how: &Reduction) -> Result<()> {
-        for tensor in tensors.iter() {
-            how.check(tensor.len())?;
-        }
-        let mut pieces = Pieces::new(tensors);
-        let bytes = pieces.len();
-        if how.prescale != 1.0 {
-            pieces.for_each(0..bytes, |_, part| corro_kernels::scale(how.dtype, part, how.prescale));
-        }
-        if bytes == 0 {
-            return Ok(());
-        }
-        if self.size() == 1 {
-            scale(&mut pieces, how.dtype, how.factor(1));
-            return Ok(());
-        }
-        self.guarded(|group| group.allreduce_pieces(&mut pieces, how))
-    }
-
-    /// The memory in which [`Group::allreduce_shared`] reduces without copying. Data that lives here is visible to the
-    /// other ranks of the host; it is this rank's own between collectives.
-    pub fn shared(&mut self) -> &mut [u8] {
-        match self.channel.team.as_mut() {
-            Some(team) => team.area(),
-            None => {
-                self.own_area.resize(self.area, 0);
-                &mut self.own_area
-            }
-        }
-    }
-
-    /// Reduces a part of [`Group::shared`] over all members, in place. All members must name the same part.
-    pub fn allreduce_shared(&mut self, range: Range<usize>, how: &Reduction) -> Result<()> {
-        how.check(range.len())?;
-        let alone = self.size() == 1;
-        let shared = self.shared();
-        let Some(part) = shared.get_mut(range.clone()) else {
-            return Err(Error::Usage(format!(
-                "{range:?} is not a part of the {} bytes of shared memory",
-                shared.len()
-            )));
-        };
-        if range.start % how.dtype.size() != 0 {
-            return Err(Error::Usage(format!("{} elements can't begin at byte {}", how.dtype, range.start)));
-        }
-        if how.prescale != 1.0 {
-            corro_kernels::scale(how.dtype, part, how.prescale);
-        }
-        if range.is_empty() {
-            return Ok(());
-        }
-        if alone {
-            corro_kernels::scale(how.dtype, part, how.factor(1));
-            return Ok(());
-        }
-        self.guarded(|group| group.allreduce_area(&range, how))
     }
 
     /// Everyone's `input`, one after the other; inputs may differ in length.
@@ -285,7 +215,7 @@ impl Group {
     /// `rows % size` members get one more than the others.
     pub fn reducescatter<T: Element>(&mut self, input: &[T], rows: usize, op: ReduceOp) -> Result<Vec<T>> {
         let mine = share(rows, self.size(), self.rank()).len();
-        let width = if rows == 0 { 0 } else { input.len() / rows };
+        let width = input.len().checked_div(rows).unwrap_or(0);
         let mut output = vec![T::zeroed(); mine * width];
         let how = Reduction::new(T::DTYPE, op);
         self.reducescatter_bytes(bytemuck::cast_slice(input), rows, bytemuck::cast_slice_mut(&mut output), &how)?;
@@ -298,10 +228,10 @@ impl Group {
         if how.op == ReduceOp::Adasum {
             return Err(Error::Usage("reducescatter of Adasum is not supported".into()));
         }
-        if rows > 0 && input.len() % (rows * how.dtype.size()) != 0 {
+        if rows > 0 && !input.len().is_multiple_of(rows * how.dtype.size()) {
             return Err(Error::Usage(format!("{} bytes are not {rows} rows of {} elements", input.len(), how.dtype)));
         }
-        let width = if rows == 0 { 0 } else { input.len() / rows };
+        let width = input.len().checked_div(rows).unwrap_or(0);
         let chunks: Vec<Range<usize>> = (0..self.size())
             .map(|m| share(rows, self.size(), m))
             .map(|rows| rows.start * width..rows.end * width)
@@ -372,7 +302,7 @@ impl Group {
         self.allgather_bytes(bytemuck::cast_slice(&row), &counts, bytemuck::cast_slice_mut(&mut all))?;
         all.chunks_exact(row.len())
             .map(|row| {
-                let number = |n: &u64| usize::try_from(*n).ok().filter(|n| *n <= isize::MAX as usize);
+                let number = |n: &u64| isize::try_from(*n).ok().map(isize::cast_unsigned);
                 row.iter().map(number).collect::<Option<_>>().ok_or_else(|| Error::Malformed("an absurd length".into()))
             })
             .collect()
@@ -400,16 +330,16 @@ impl Group {
             .collect()
     }
 
-    fn arithmetic(&self, how: &Reduction) -> Arithmetic {
+    pub(crate) fn arithmetic(&self, how: &Reduction) -> Arithmetic {
         Arithmetic { op: how.op, dtype: how.dtype, factor: how.factor(self.size()) }
     }
 
-    fn choose(&self, collective: Collective, bytes: usize) -> Result<Algorithm> {
+    pub(crate) fn choose(&self, collective: Collective, bytes: usize) -> Result<Algorithm> {
         choose(collective, self.topology, self.size(), bytes, self.forced)
     }
 
     /// Runs a collective; an error of the network or of a peer is this group's end.
-    fn guarded(&mut self, collective: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+    pub(crate) fn guarded(&mut self, collective: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
         }
@@ -421,71 +351,6 @@ impl Group {
         result
     }
 
-    fn allreduce_pieces(&mut self, pieces: &mut Pieces<'_, '_>, how: &Reduction) -> Result<()> {
-        if how.op == ReduceOp::Adasum {
-            let starts = pieces.starts().to_vec();
-            let mut swaps = LinkSwaps { links: &mut self.channel.links, scratch: &mut self.scratch };
-            with_one_buffer(pieces, |data| adasum::allreduce(&mut swaps, &self.all, data, &starts, how.dtype))?;
-            scale(pieces, how.dtype, how.postscale);
-            return Ok(());
-        }
-        let arithmetic = self.arithmetic(how);
-        let algorithm = self.choose(Collective::Allreduce, pieces.len())?;
-        match (algorithm, &mut self.channel.team) {
-            (Algorithm::Direct, Some(team)) => direct::allreduce(team, pieces, arithmetic, self.timeout),
-            (Algorithm::Hierarchical, _) => {
-                let Self { channel, carriers, scratch, timeout, area, .. } = self;
-                hierarchical::allreduce(
-                    channel,
-                    carriers,
-                    pieces,
-                    *area,
-                    arithmetic,
-                    *timeout,
-                    |links, data, subset| between_hosts(links, data, subset, arithmetic, scratch),
-                )
-            }
-            _ => {
-                let Self { channel, all, scratch, .. } = self;
-                with_one_buffer(pieces, |data| {
-                    allreduce_over_links(&mut channel.links, data, all, arithmetic, algorithm, scratch)
-                })
-            }
-        }
-    }
-
-    fn allreduce_area(&mut self, range: &Range<usize>, how: &Reduction) -> Result<()> {
-        let arithmetic = self.arithmetic(how);
-        let algorithm = self.choose(Collective::Allreduce, range.len())?;
-        let Self { channel, carriers, scratch, timeout, own_area, .. } = self;
-        match (&mut channel.team, algorithm) {
-            (Some(team), Algorithm::Direct) if how.op != ReduceOp::Adasum => {
-                direct::allreduce_area(team, range, arithmetic, *timeout)
-            }
-            (Some(_), Algorithm::Hierarchical) if how.op != ReduceOp::Adasum => hierarchical::allreduce_area(
-                channel,
-                carriers,
-                range.clone(),
-                arithmetic,
-                *timeout,
-                &mut |links, data, subset| between_hosts(links, data, subset, arithmetic, scratch),
-            ),
-            // The other algorithms see it as plain memory, which it is.
-            (Some(_), _) => {
-                let mut copy = self.shared()[range.clone()].to_vec();
-                self.allreduce_pieces(&mut Pieces::new(&mut [&mut copy]), how)?;
-                self.shared()[range.clone()].copy_from_slice(&copy);
-                Ok(())
-            }
-            (None, _) => {
-                let mut own = std::mem::take(own_area);
-                let result = self.allreduce_pieces(&mut Pieces::new(&mut [&mut own[range.clone()]]), how);
-                self.own_area = own;
-                result
-            }
-        }
-    }
-
     fn broadcast_by_hosts(&mut self, data: &mut [u8], root: usize) -> Result<()> {
         let (members, at) = self.carriers.representatives(root);
         let here = members[self.carriers.here()];
@@ -493,9 +358,9 @@ impl Group {
             let subset = Subset::of(members, self.carriers.here());
             let mut b = Builder::default();
             if data.len() <= SHORT {
-                tree::broadcast(&mut b, &subset, at, &(0..data.len()))
+                tree::broadcast(&mut b, &subset, at, &(0..data.len()));
             } else {
-                ring::broadcast(&mut b, &subset, at, 0..data.len())
+                ring::broadcast(&mut b, &subset, at, 0..data.len());
             }
             let buffers = Buffers { input: &[], main: data, scratch: &mut [] };
             executor::run(&mut self.channel.links, &b.finish(), buffers, None)?;
@@ -519,79 +384,5 @@ impl Group {
         self.scratch.resize(SCRATCH, 0);
         let buffers = Buffers { input, main, scratch: &mut self.scratch };
         executor::run(&mut self.channel.links, &b.finish(), buffers, arithmetic)
-    }
-}
-
-/// Allreduce of one buffer among some members, over links.
-fn allreduce_over_links(
-    links: &mut Links,
-    data: &mut [u8],
-    subset: &Subset,
-    arithmetic: Arithmetic,
-    algorithm: Algorithm,
-    scratch: &mut Vec<u8>,
-) -> Result<()> {
-    let mut b = Builder::default();
-    let chunks: Vec<Range<usize>> =
-        (0..subset.size()).map(|m| direct::element_share(data.len(), subset.size(), m, arithmetic.dtype)).collect();
-    match algorithm {
-        Algorithm::Tree => tree::allreduce(&mut b, subset, &(0..data.len())),
-        Algorithm::HalvingDoubling if data.len() <= SHORT => {
-            halving_doubling::allreduce_short(&mut b, subset, &(0..data.len()));
-        }
-        Algorithm::HalvingDoubling => halving_doubling::allreduce(&mut b, subset, &chunks),
-        _ => ring::allreduce(&mut b, subset, &chunks),
-    }
-    scratch.resize(SCRATCH, 0);
-    executor::run(links, &b.finish(), Buffers { input: &[], main: data, scratch }, Some(arithmetic))
-}
-
-/// The part of a hierarchical allreduce that goes over the network.
-fn between_hosts(
-    links: &mut Links,
-    data: &mut [u8],
-    subset: &Subset,
-    arithmetic: Arithmetic,
-    scratch: &mut Vec<u8>,
-) -> Result<()> {
-    if subset.size() == 1 {
-        corro_kernels::scale(arithmetic.dtype, data, arithmetic.factor);
-        return Ok(());
-    }
-    let algorithm = choose(Collective::Allreduce, Topology::OneEach, subset.size(), data.len(), None)?;
-    allreduce_over_links(links, data, subset, arithmetic, algorithm, scratch)
-}
-
-fn scale(pieces: &mut Pieces<'_, '_>, dtype: DType, factor: f64) {
-    if factor != 1.0 {
-        let len = pieces.len();
-        pieces.for_each(0..len, |_, part| corro_kernels::scale(dtype, part, factor));
-    }
-}
-
-/// Runs `act` on the pieces as one buffer, packing them if there are several.
-fn with_one_buffer(pieces: &mut Pieces<'_, '_>, act: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
-    if let Some(one) = pieces.single() {
-        return act(one);
-    }
-    let mut packed = vec![0; pieces.len()];
-    pieces.gather(&mut packed);
-    act(&mut packed)?;
-    pieces.scatter(&packed);
-    Ok(())
-}
-
-/// Adasum's exchanges, as schedules of one step each way.
-struct LinkSwaps<'a> {
-    links: &'a mut Links,
-    scratch: &'a mut Vec<u8>,
-}
-
-impl Swap for LinkSwaps<'_> {
-    fn swap(&mut self, member: usize, send: &[u8], receive: &mut [u8]) -> Result<()> {
-        let mut b = Builder::default();
-        b.send_input(member, 0..send.len());
-        b.receive(member, 0..receive.len(), crate::schedule::Action::Store, false);
-        executor::run(self.links, &b.finish(), Buffers { input: send, main: receive, scratch: self.scratch }, None)
     }
 }

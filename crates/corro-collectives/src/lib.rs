@@ -25,7 +25,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `group` | [`Group`]: the collectives as programs call them |
+//! | `group`, `allreduce` | [`Group`]: the collectives as programs call them |
 //! | `choice` | which algorithm runs: a table |
 //! | `algorithms` | the algorithms, one a file |
 //! | `schedule` | plans: what a rank sends and receives, and what waits for what; no I/O |
@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod algorithms;
+mod allreduce;
 mod choice;
 mod element;
 mod executor;

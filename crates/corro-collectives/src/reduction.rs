@@ -38,7 +38,7 @@ impl Reduction {
         if *dtype == DType::Bool && (self.prescale != 1.0 || self.postscale != 1.0) {
             return Err(Error::Usage("bool elements can't be scaled".into()));
         }
-        if bytes % dtype.size() != 0 {
+        if !bytes.is_multiple_of(dtype.size()) {
             return Err(Error::Usage(format!("{bytes} bytes are not a whole number of {dtype} elements")));
         }
         Ok(())

@@ -104,7 +104,7 @@ variables! {
     SPIN = "CORRO_SPIN", horovod: None, default: "auto",
         "1 or 0: whether waiting ranks of one host may spin before they sleep. By default they do only while every rank has a core of its own.";
     ALGORITHM = "CORRO_ALGORITHM", horovod: None, default: "chosen by size, ranks and hosts",
-        "Forces an algorithm (direct, ring, halving_doubling, tree, hierarchical) wherever it can run, for experiments.";
+        "Forces an algorithm (`direct`, `ring`, `halving_doubling`, `tree`, `hierarchical`) wherever it can run, for experiments.";
 }
 
 /// `docs/environment.md`, made from the table above.

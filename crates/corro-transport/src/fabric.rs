@@ -225,7 +225,7 @@ impl Fabric {
             local,
             here: None,
             elsewhere: None,
-            links: members.iter().map(|_| None).collect(),
+            open: members.iter().map(|_| None).collect(),
         };
         let team = links.meet()?;
         Ok(Channel { team, links })
@@ -255,7 +255,7 @@ impl Channel {
             };
             team.abandon(culprit.unwrap_or_else(|| team.me()));
         }
-        self.links.links.iter_mut().for_each(|l| *l = None);
+        self.links.open.iter_mut().for_each(|l| *l = None);
     }
 }
 
@@ -270,7 +270,7 @@ pub struct Links {
     here: Option<Seats>,
     /// Threads only: the rings that stand in for a network.
     elsewhere: Option<Seats>,
-    links: Vec<Option<Link>>,
+    open: Vec<Option<Link>>,
 }
 
 impl Links {
@@ -309,15 +309,15 @@ impl Links {
 
     /// The link to `member`, connected on first use. Both ends must ask for it.
     pub fn to(&mut self, member: usize) -> Result<&mut Link> {
-        if self.links[member].is_none() {
-            self.links[member] = Some(self.connect(member)?);
+        if self.open[member].is_none() {
+            self.open[member] = Some(self.connect(member)?);
         }
-        self.links[member].as_mut().ok_or_else(|| Error::Bug("a link just made is gone".into()))
+        self.open[member].as_mut().ok_or_else(|| Error::Bug("a link just made is gone".into()))
     }
 
     /// The link to `member`, if it is connected.
     pub fn connected(&self, member: usize) -> Option<&Link> {
-        self.links[member].as_ref()
+        self.open[member].as_ref()
     }
 
     /// Meets the members of this host, and makes the team with them.

@@ -11,6 +11,9 @@ use crate::stream::{Broken, Stream};
 /// Bytes in front of each payload.
 const HEADER_BYTES: usize = 16;
 
+/// Messages up to this long go through a stream together with their header: one system call instead of two.
+const SMALL: usize = 1024;
+
 /// First bytes of each header: tells a lost place in the stream from a disagreement about lengths.
 const MAGIC: u32 = u32::from_le_bytes(*b"crr1");
 
@@ -112,8 +115,8 @@ impl Link {
         let result = (|| {
             if message.header_done < HEADER_BYTES {
                 // One write for header and payload where that is cheap: a small message is one packet then.
-                if message.header_done == 0 && message.len > 0 && message.len <= 1024 {
-                    let mut whole = [0u8; HEADER_BYTES + 1024];
+                if message.header_done == 0 && message.len > 0 && message.len <= SMALL {
+                    let mut whole = [0u8; HEADER_BYTES + SMALL];
                     whole[..HEADER_BYTES].copy_from_slice(&message.header);
                     whole[HEADER_BYTES..HEADER_BYTES + message.len].copy_from_slice(payload);
                     let n = stream.try_write(&whole[..HEADER_BYTES + message.len])?;
@@ -139,7 +142,11 @@ impl Link {
     pub fn try_receive(&mut self, message: &mut Incoming, payload: &mut [u8]) -> Result<bool> {
         debug_assert_eq!(payload.len(), message.len);
         let before = message.header_done + message.done;
-        self.receive_header(message)?;
+        if message.header_done == 0 && message.len <= SMALL {
+            self.receive_small(message, payload)?;
+        } else {
+            self.receive_header(message)?;
+        }
         while message.header_done == HEADER_BYTES && message.done < message.len {
             let got = self.streams[message.stream].try_read(&mut payload[message.done..]);
             match got.map_err(|broken| self.lost(broken))? {
@@ -152,6 +159,9 @@ impl Link {
 
     /// Receives what has come next of the payload, at most `into.len()` bytes. Gives how many.
     pub fn try_receive_some(&mut self, message: &mut Incoming, into: &mut [u8]) -> Result<usize> {
+        if message.header_done == 0 && message.len <= SMALL.min(into.len()) {
+            return self.receive_small(message, into);
+        }
         self.receive_header(message)?;
         if message.header_done < HEADER_BYTES {
             return Ok(0);
@@ -171,6 +181,23 @@ impl Link {
         }
         let got = self.streams[message.stream].try_read(&mut message.header[message.header_done..]);
         message.header_done += got.map_err(|broken| self.lost(broken))?;
+        self.check_header(message)
+    }
+
+    /// Receives header and payload at once, as far as they have come. Gives how many bytes of payload.
+    fn receive_small(&mut self, message: &mut Incoming, into: &mut [u8]) -> Result<usize> {
+        let mut whole = [0u8; HEADER_BYTES + SMALL];
+        let got = self.streams[message.stream].try_read(&mut whole[..HEADER_BYTES + message.len]);
+        let got = got.map_err(|broken| self.lost(broken))?;
+        message.header_done = got.min(HEADER_BYTES);
+        message.header.copy_from_slice(&whole[..HEADER_BYTES]);
+        self.check_header(message)?;
+        message.done = got - message.header_done;
+        into[..message.done].copy_from_slice(&whole[HEADER_BYTES..HEADER_BYTES + message.done]);
+        Ok(message.done)
+    }
+
+    fn check_header(&self, message: &Incoming) -> Result<()> {
         if message.header_done == HEADER_BYTES && message.header != message.expected {
             let word = |bytes: &[u8; HEADER_BYTES]| u64::from_le_bytes(bytes[8..].try_into().unwrap_or_default());
             return Err(if message.header[..4] == message.expected[..4] {

@@ -45,13 +45,19 @@ fn options() -> Result<Options> {
     while let Some(word) = words.next() {
         let mut number = || {
             let value = words.next().unwrap_or_default();
-            value.parse().ok().filter(|n| *n > 0).ok_or_else(|| Error::Usage(format!("{word} wants a number above 0, not {value:?}")))
+            value
+                .parse()
+                .ok()
+                .filter(|n| *n > 0)
+                .ok_or_else(|| Error::Usage(format!("{word} wants a number above 0, not {value:?}")))
         };
         match word.as_str() {
             "--ranks" => options.ranks = number()?,
             "--steps" => options.steps = number()?,
             "--threads" => options.threads = true,
-            other => return Err(Error::Usage(format!("unknown option {other:?}; known: --ranks N, --steps N, --threads"))),
+            other => {
+                return Err(Error::Usage(format!("unknown option {other:?}; known: --ranks N, --steps N, --threads")));
+            }
         }
     }
     Ok(options)
@@ -65,10 +71,8 @@ fn run(options: &Options) -> Result<()> {
     if options.threads {
         let ranks = Fabric::threads(&vec![0; options.ranks], &Settings::from_env()?);
         return std::thread::scope(|scope| {
-            let threads: Vec<_> = ranks
-                .iter()
-                .map(|fabric| scope.spawn(|| train(&mut Group::world(fabric)?, options.steps)))
-                .collect();
+            let threads: Vec<_> =
+                ranks.iter().map(|fabric| scope.spawn(|| train(&mut Group::world(fabric)?, options.steps))).collect();
             threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(|_| Err(Error::Bug("a rank panicked".into()))))
         });
     }
@@ -117,7 +121,10 @@ fn report(world: &mut Group, model: &Model, seconds: f64, steps: usize) -> Resul
     world.allreduce(&mut right, ReduceOp::Sum)?;
 
     let everyones = world.allgather(&model.weights)?;
-    if everyones.chunks(model.weights.len()).any(|w| w.iter().zip(&model.weights).any(|(a, b)| a.to_bits() != b.to_bits())) {
+    if everyones
+        .chunks(model.weights.len())
+        .any(|w| w.iter().zip(&model.weights).any(|(a, b)| a.to_bits() != b.to_bits()))
+    {
         return Err(Error::Bug("the ranks ended with different weights".into()));
     }
     if world.rank() == 0 {

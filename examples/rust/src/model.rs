@@ -35,13 +35,13 @@ impl Model {
             (w[IN_WEIGHTS + 2 * h] * at[0] + w[IN_WEIGHTS + 2 * h + 1] * at[1] + w[IN_BIASES + h]).tanh()
         });
         let mut scores: [f32; CLASSES] = std::array::from_fn(|c| {
-            hidden.iter().enumerate().map(|(h, x)| w[OUT_WEIGHTS + h * CLASSES + c] * x).sum::<f32>() + w[OUT_BIASES + c]
+            hidden.iter().enumerate().map(|(h, x)| w[OUT_WEIGHTS + h * CLASSES + c] * x).sum::<f32>()
+                + w[OUT_BIASES + c]
         });
         let largest = scores.iter().copied().fold(f32::MIN, f32::max);
-        scores.iter_mut().for_each(|s| *s = (*s - largest).exp());
+        scores = scores.map(|s| (s - largest).exp());
         let sum: f32 = scores.iter().sum();
-        scores.iter_mut().for_each(|s| *s /= sum);
-        (hidden, scores)
+        (hidden, scores.map(|s| s / sum))
     }
 
     pub(crate) fn predict(&self, sample: &Sample) -> usize {

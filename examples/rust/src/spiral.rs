@@ -16,7 +16,8 @@ pub(crate) fn samples(count: usize, seed: u64) -> Vec<Sample> {
         .map(|_| {
             let class = (random.next() * CLASSES as f32) as usize % CLASSES;
             let radius = 0.1 + 0.9 * random.next();
-            let turn = class as f32 * std::f32::consts::TAU / CLASSES as f32 + 4.0 * radius + 0.25 * (random.next() - 0.5);
+            let turn =
+                class as f32 * std::f32::consts::TAU / CLASSES as f32 + 4.0 * radius + 0.25 * (random.next() - 0.5);
             Sample { at: [radius * turn.cos(), radius * turn.sin()], class }
         })
         .collect()

@@ -36,7 +36,7 @@ pub(crate) fn allreduce(
     let seats = 1usize << s.size().ilog2();
     let pairs = s.size() - seats;
     let position = |seat: usize| if seat < pairs { 2 * seat } else { seat + pairs };
-    if s.me() < 2 * pairs && s.me() % 2 == 1 {
+    if s.me() < 2 * pairs && !s.me().is_multiple_of(2) {
         let seated = s.member(s.me() - 1);
         net.swap(seated, data, &mut [])?;
         return net.swap(seated, &[], data);
@@ -69,7 +69,8 @@ fn descend(
     seats: usize,
     position: &impl Fn(usize) -> usize,
 ) -> Result<Vec<Range<usize>>> {
-    let mut held = vec![0..data.len()];
+    let all = 0..data.len();
+    let mut held = vec![all];
     let mut distance = 1;
     while distance < seats {
         let now = held[held.len() - 1].clone();

@@ -40,7 +40,7 @@ impl Seats {
     fn role(&self, position: usize) -> Role {
         if position >= 2 * self.pairs {
             Role::Seated { seat: position - self.pairs, partner: None }
-        } else if position % 2 == 0 {
+        } else if position.is_multiple_of(2) {
             Role::Seated { seat: position / 2, partner: Some(position + 1) }
         } else {
             Role::Behind(position - 1)

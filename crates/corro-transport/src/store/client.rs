@@ -271,9 +271,9 @@ fn name(keys: &[String]) -> String {
 fn unreachable(tried: &[Tried], deadline: Deadline) -> Error {
     let how = if tried.is_empty() { "no address was given".into() } else { dial::list(tried) };
     let how = format!(
-        "not within {:?}: {how}. Is CORRO_RENDEZVOUS right, and can this host reach it? CORRO_CONNECT_TIMEOUT gives it \
+        "not possible{}: {how}. Is CORRO_RENDEZVOUS right, and can this host reach it? CORRO_CONNECT_TIMEOUT gives it \
          more time",
-        deadline.granted()
+        dial::within(deadline)
     );
     if tried.iter().any(|t| t.impostor) {
         return Error::Unauthenticated(format!("connecting to the rendezvous store: {how}"));

@@ -340,3 +340,8 @@ pub(crate) fn list(tried: &[Tried]) -> String {
     let texts: Vec<String> = tried.iter().map(|t| format!("at {}: {}", t.address, t.reason)).collect();
     texts.join("; ")
 }
+
+/// " within 30s" if the time is up; some failures are certain before that.
+pub(crate) fn within(deadline: Deadline) -> String {
+    if deadline.passed() { format!(" within {:?}", deadline.granted()) } else { String::new() }
+}

@@ -10,10 +10,12 @@
 //! | `registry` | keeps proven connections until they are claimed |
 //! | `dial` | tries a peer's addresses, keeps the first that proves itself |
 //! | `socket` | one connection: options, errors in words, plain or TLS |
+//! | `health` | whether a silent host is still there |
 //! | `refusals` | what is logged about strangers, and how often |
 
 pub(crate) mod dial;
 pub(crate) mod gate;
+pub(crate) mod health;
 pub(crate) mod refusals;
 mod registry;
 pub(crate) mod socket;
@@ -312,9 +314,9 @@ fn unreachable(peer: &PeerAddress, tried: &[Tried], deadline: Deadline) -> Error
         peer.rank,
         &peer.host,
         format!(
-            "can't connect to it within {:?}: {how}. See that rank's own log; if a wrong network is used, name the right \
+            "can't connect to it{}: {how}. See that rank's own log; if a wrong network is used, name the right \
              interface by CORRO_INTERFACE; if it is just slow to start, raise CORRO_CONNECT_TIMEOUT",
-            deadline.granted()
+            dial::within(deadline)
         ),
     )
 }

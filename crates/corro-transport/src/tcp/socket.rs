@@ -64,6 +64,20 @@ impl Stream for TcpStream {
     fn writable_by_poll(&self) -> bool {
         true
     }
+
+    fn check(&mut self) -> Result<(), Broken> {
+        self.intact()?;
+        let outcome = answers(&self.socket);
+        self.note(outcome)
+    }
+}
+
+/// An error if the other host has been silent for long although it was asked.
+pub(crate) fn answers(socket: &std::net::TcpStream) -> Result<(), Broken> {
+    if super::health::is_silent(socket) {
+        return Err(Broken("its host has stopped answering; it has probably crashed or lost its network".into()));
+    }
+    Ok(())
 }
 
 /// Writes what fits now; 0 when nothing does.
@@ -110,7 +124,8 @@ pub(crate) fn words(error: &std::io::Error) -> String {
     format!("{meaning} ({error})")
 }
 
-/// Options every connection has: no delay, no blocking, and a vanished host is noticed within half a minute.
+/// Options every connection has: no delay, no blocking, and a host that vanishes while nothing is under way is noticed
+/// within half a minute.
 fn prepare(socket: &std::net::TcpStream) -> std::io::Result<()> {
     let keepalive = socket2::TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
@@ -119,9 +134,8 @@ fn prepare(socket: &std::net::TcpStream) -> std::io::Result<()> {
     let socket = socket2::SockRef::from(socket);
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(&keepalive)?;
-    // Keepalive probes are not sent while data is unacknowledged; this bounds that case.
-    socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))
+    // No TCP_USER_TIMEOUT: see `health`.
+    socket.set_tcp_keepalive(&keepalive)
 }
 
 /// A connection that may or may not run through a tunnel.
@@ -258,5 +272,23 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<
     match poll(fds, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(e) => Err(Error::io(format!("waiting for {} network connections", fds.len()), e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_does_not_read_is_no_lost_peer() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::new(std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
+        let _silent = listener.accept().unwrap();
+        while stream.try_write(&[0; 65536]).unwrap() > 0 {}
+        // This option ends a full connection after its time, however well the peer is.
+        let timeout = socket2::SockRef::from(&stream.socket).tcp_user_timeout().unwrap();
+        assert!(timeout.is_none_or(|t| t.is_zero()), "{timeout:?}");
+        assert_eq!(stream.check(), Ok(()));
+        assert_eq!(stream.try_write(&[0]), Ok(0));
     }
 }
