@@ -117,7 +117,7 @@ impl Round {
 }
 
 fn serve(mut world: Group) -> Result<()> {
-    let mut runner = Runner { data: Vec::new(), zero_copy: None };
+    let mut runner = Runner { data: Vec::new(), shared: 0 };
     if world.rank() == 0 {
         println!(
             "{{\"ready\": true, \"ranks\": {}, \"version\": \"corro {}\"}}",
@@ -152,16 +152,19 @@ fn serve(mut world: Group) -> Result<()> {
     }
 }
 
-/// Runs rounds on this rank; keeps the buffer of the size asked for last.
+/// Runs rounds on this rank; keeps the buffers of the sizes asked for last.
 struct Runner {
     data: Vec<f32>,
-    zero_copy: Option<bool>,
+    /// Bytes in use in the shared area.
+    shared: usize,
 }
 
 impl Runner {
     fn run(&mut self, world: &mut Group, round: &Round) -> Result<Vec<u64>> {
-        if self.data.len() * 4 != round.bytes || self.zero_copy != Some(round.zero_copy) {
-            self.prepare(world, round)?;
+        if round.zero_copy && self.shared != round.bytes {
+            self.prepare_shared(world, round)?;
+        } else if !round.zero_copy && self.data.len() * 4 != round.bytes {
+            self.prepare_private(world, round)?;
         }
         for _ in 0..round.warmup {
             self.step(world, round)?;
@@ -184,32 +187,59 @@ impl Runner {
         }
     }
 
-    /// Fills the buffer, checks one sum of known values, then leaves zeros: they stay zeros however often they are added.
-    fn prepare(&mut self, world: &mut Group, round: &Round) -> Result<()> {
-        let (rank, ranks) = (world.rank() as f32, world.size() as f32);
-        let pattern = |i: usize| (i % 8) as f32;
-        self.zero_copy = Some(round.zero_copy);
-        self.data = (0..round.bytes / 4).map(|i| pattern(i) + rank + 1.0).collect();
-        if round.zero_copy {
-            let bytes = self.data.iter().flat_map(|x| x.to_le_bytes());
-            world.shared()[..round.bytes].iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
-        }
+    /// Fills the private buffer, checks one sum of known values, then leaves zeros: they stay zeros however often they
+    /// are added.
+    fn prepare_private(&mut self, world: &mut Group, round: &Round) -> Result<()> {
+        let rank = world.rank();
+        self.data = buffer_like_numpy(round.bytes / 4);
+        self.data.iter_mut().enumerate().for_each(|(i, x)| *x = brought(rank, i));
         self.step(world, round)?;
-        if round.zero_copy {
-            let shared = &world.shared()[..round.bytes];
-            for (to, from) in self.data.iter_mut().zip(shared.chunks_exact(4)) {
-                *to = f32::from_le_bytes(from.try_into().unwrap_or_default());
-            }
-            world.shared()[..round.bytes].fill(0);
-        }
-        let wrong =
-            self.data.iter().enumerate().find(|(i, x)| **x != ranks * pattern(*i) + ranks * (ranks + 1.0) / 2.0);
-        if let Some((i, x)) = wrong {
-            return Err(Error::Bug(format!("wrong sum of {} bytes: element {i} is {x}", round.bytes)));
-        }
+        check(self.data.iter().copied(), world.size())?;
         self.data.fill(0.0);
         Ok(())
     }
+
+    /// The same for the shared area.
+    fn prepare_shared(&mut self, world: &mut Group, round: &Round) -> Result<()> {
+        let (rank, size) = (world.rank(), world.size());
+        for (i, bytes) in world.shared()[..round.bytes].chunks_exact_mut(4).enumerate() {
+            bytes.copy_from_slice(&brought(rank, i).to_le_bytes());
+        }
+        self.step(world, round)?;
+        let shared = &mut world.shared()[..round.bytes];
+        check(shared.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap_or_default())), size)?;
+        shared.fill(0);
+        self.shared = round.bytes;
+        Ok(())
+    }
+}
+
+/// What a rank puts into element `i` before the first, checked sum.
+fn brought(rank: usize, i: usize) -> f32 {
+    ((i % 8) + rank + 1) as f32
+}
+
+fn check(sums: impl Iterator<Item = f32>, ranks: usize) -> Result<()> {
+    let wanted = |i: usize| (ranks * (i % 8) + ranks * (ranks + 1) / 2) as f32;
+    match sums.enumerate().find(|(i, x)| *x != wanted(*i)) {
+        Some((i, x)) => Err(Error::Bug(format!("wrong sum: element {i} is {x}, not {}", wanted(i)))),
+        None => Ok(()),
+    }
+}
+
+/// Numpy asks for huge pages from 4 MiB up, so the peers' buffers have them; ours must too, or memory is what is compared.
+#[expect(unsafe_code, reason = "advice about memory this program owns")]
+fn buffer_like_numpy(len: usize) -> Vec<f32> {
+    const PAGE: usize = 2 << 20;
+    let mut buffer: Vec<f32> = Vec::with_capacity(len);
+    let start = (buffer.as_mut_ptr() as usize).next_multiple_of(PAGE);
+    let end = (buffer.as_ptr() as usize + len * 4) / PAGE * PAGE;
+    if len * 4 >= 4 << 20 && end > start {
+        // SAFETY: the range lies inside the buffer's own memory, and the advice changes no byte of it.
+        let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxHugepage) };
+    }
+    buffer.resize(len, 0.0);
+    buffer
 }
 
 /// Each iteration counts as long as on its slowest rank; the mean is of the whole loop on its slowest rank.

@@ -128,7 +128,7 @@ impl Run<'_> {
         let queue = &self.schedule.lanes[lane].sends;
         let mut moved = false;
         loop {
-            while self.lanes[lane].sending.len() < link.width()
+            while self.lanes[lane].sending.iter().all(|(_, m)| m.stream() != link.next_outgoing_stream())
                 && let Some(step) = queue.get(self.lanes[lane].next_send).copied()
                 && self.is_ready(step)
             {
@@ -172,7 +172,7 @@ impl Run<'_> {
         let queue = &self.schedule.lanes[lane].receives;
         let mut moved = false;
         loop {
-            while self.lanes[lane].receiving.len() < link.width()
+            while self.lanes[lane].receiving.iter().all(|r| r.message.stream() != link.next_incoming_stream())
                 && let Some(step) = queue.get(self.lanes[lane].next_receive).copied()
                 && self.is_ready(step)
                 && let Step::Receive { range, .. } = &self.schedule.steps[step]

@@ -69,24 +69,25 @@ fn any_subset_works() {
 #[test]
 fn disjoint_groups_work_at_the_same_time() {
     for transport in TRANSPORTS {
-        // The odd ones hold their group open but do nothing until the even ones are through, and the other way round.
-        let finished = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+        let through = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         with_fabrics(transport, RANKS, settings(), move |fabric| {
             let parity = fabric.rank() % 2;
             let members: Vec<usize> = (0..RANKS).filter(|r| r % 2 == parity).collect();
             let mut group = Group::open(fabric, GroupId(20 + parity as u64), &members).expect("opening a group");
-            for first in [0, 1] {
-                let turn = Arc::clone(&finished);
-                if parity != first {
-                    let done = move || turn[first].load(Ordering::SeqCst) == RANKS.div_ceil(2) - first;
-                    wait_until("the other group is through", done);
-                }
-                if parity == first || first == 0 {
-                    for _ in 0..20 {
-                        use_once(&mut group, fabric.rank(), &members);
-                    }
-                    finished[parity].fetch_add(1, Ordering::SeqCst);
-                }
+            // Each group holds still, open, while the other works: first the even ranks, then the odd ones.
+            if parity == 1 {
+                wait_until("the even ranks are through", || through[0].load(Ordering::SeqCst) == 3);
+            }
+            for _ in 0..20 {
+                use_once(&mut group, fabric.rank(), &members);
+            }
+            through[parity].fetch_add(1, Ordering::SeqCst);
+            if parity == 0 {
+                wait_until("the odd ranks are through", || through[1].load(Ordering::SeqCst) == 2);
+            }
+            // Now both at once.
+            for _ in 0..20 {
+                use_once(&mut group, fabric.rank(), &members);
             }
             group.barrier().expect("the last barrier");
         });
@@ -134,7 +135,7 @@ fn overlapping_groups_never_wait_for_each_other() {
 fn two_groups_of_the_same_ranks_are_busy_at_once() {
     const ALL: [usize; 4] = [0, 1, 2, 3];
     for transport in [Transport::Threads, Transport::Shm, Transport::Tcp, Transport::TcpAndShm] {
-        with_fabrics(transport, 4, settings(), |fabric| {
+        with_fabrics(transport, 4, settings(), move |fabric| {
             std::thread::scope(|scope| {
                 for id in [40, 41, 42] {
                     scope.spawn(move || {

@@ -38,6 +38,11 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
+    /// Which of the link's streams it travels on.
+    pub fn stream(&self) -> usize {
+        self.stream
+    }
+
     /// Whether the message has left this process.
     pub fn is_sent(&self) -> bool {
         self.header_done == HEADER_BYTES && self.done == self.len && self.flushed
@@ -56,6 +61,11 @@ pub struct Incoming {
 }
 
 impl Incoming {
+    /// Which of the link's streams it travels on.
+    pub fn stream(&self) -> usize {
+        self.stream
+    }
+
     /// Whether all of it has come.
     pub fn is_received(&self) -> bool {
         self.header_done == HEADER_BYTES && self.done == self.len
@@ -81,9 +91,14 @@ impl Link {
         Self { peer, host, streams, sent: 0, received: 0 }
     }
 
-    /// How many messages may be under way at once in each direction.
-    pub fn width(&self) -> usize {
-        self.streams.len()
+    /// The stream the next message will leave on. It must not be started before the last one there is sent.
+    pub fn next_outgoing_stream(&self) -> usize {
+        (self.sent % self.streams.len() as u64) as usize
+    }
+
+    /// The stream the next message will come on. It must not be started before the last one there is received.
+    pub fn next_incoming_stream(&self) -> usize {
+        (self.received % self.streams.len() as u64) as usize
     }
 
     /// The rank it leads to.
@@ -93,17 +108,15 @@ impl Link {
 
     /// Starts a message of `len` bytes.
     pub fn start_send(&mut self, len: usize) -> Result<Outgoing> {
-        let number = self.sent;
+        let (number, stream) = (self.sent, self.next_outgoing_stream());
         self.sent += 1;
-        let stream = (number % self.streams.len() as u64) as usize;
         Ok(Outgoing { stream, header: header(number, len)?, header_done: 0, done: 0, len, flushed: false })
     }
 
     /// Starts to receive a message of `len` bytes.
     pub fn start_receive(&mut self, len: usize) -> Result<Incoming> {
-        let number = self.received;
+        let (number, stream) = (self.received, self.next_incoming_stream());
         self.received += 1;
-        let stream = (number % self.streams.len() as u64) as usize;
         Ok(Incoming { stream, expected: header(number, len)?, header: [0; HEADER_BYTES], header_done: 0, done: 0, len })
     }
 

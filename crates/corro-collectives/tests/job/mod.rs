@@ -17,36 +17,36 @@ use corro_transport::store;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The test that ranks run. Every binary with jobs has one, ignored unless asked for.
-pub const RANK_TEST: &str = "rank_process";
+pub(crate) const RANK_TEST: &str = "rank_process";
 
 /// Names the role of a rank.
 const ROLE: &str = "CORRO_TEST_ROLE";
 
 /// Nothing in a test may take longer than this.
-pub const HANG_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
 
 /// What the environment says this process is; `None`: somebody ran the ignored tests by hand.
 #[expect(clippy::disallowed_methods, reason = "a knob of the tests, not of corro")]
-pub fn role() -> Option<String> {
+pub(crate) fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
 /// Tells the test something.
-pub fn say(text: impl std::fmt::Display) {
+pub(crate) fn say(text: impl std::fmt::Display) {
     let text = text.to_string().replace('\n', " ");
     println!("\n@{text}");
     std::io::stdout().flush().expect("flushing to the test");
 }
 
 /// Waits until the test says to go on.
-pub fn wait_for_go() {
+pub(crate) fn wait_for_go() {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).expect("hearing from the test");
     assert_eq!(line, "go\n", "the test is gone");
 }
 
 /// Tells the test how something ended: `ok`, or the kind of error and its text.
-pub fn say_result<T>(result: &Result<T>) {
+pub(crate) fn say_result<T>(result: &Result<T>) {
     match result {
         Ok(_) => say("ok"),
         Err(error) => {
@@ -65,9 +65,10 @@ pub fn say_result<T>(result: &Result<T>) {
 }
 
 /// Processes that belong together, and the store they meet at.
-pub struct Job {
+pub(crate) struct Job {
     ranks: Vec<Running>,
-    pub store: store::Server,
+    pub(crate) store: store::Server,
+    pub(crate) secret: Secret,
 }
 
 struct Running {
@@ -76,7 +77,7 @@ struct Running {
 }
 
 /// How to start a job: a role for all ranks, and what differs between them.
-pub struct Plan<'a> {
+pub(crate) struct Plan<'a> {
     role: &'a str,
     size: usize,
     tls: bool,
@@ -85,34 +86,34 @@ pub struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub fn new(role: &'a str, size: usize) -> Self {
+    pub(crate) fn new(role: &'a str, size: usize) -> Self {
         Self { role, size, tls: false, adapt: Box::new(|_, _| {}), absent: None }
     }
 
     /// Sets the environment of each rank.
-    pub fn adapt(mut self, adapt: impl Fn(usize, &mut Command) + 'a) -> Self {
+    pub(crate) fn adapt(mut self, adapt: impl Fn(usize, &mut Command) + 'a) -> Self {
         self.adapt = Box::new(adapt);
         self
     }
 
     /// Gives each rank a host of its own, so that only TCP leads from one to the other.
-    pub fn apart(self) -> Self {
+    pub(crate) fn apart(self) -> Self {
         self.adapt(|rank, command| {
             command.env("CORRO_HOSTNAME", format!("host{rank}"));
         })
     }
 
     /// Leaves one rank out.
-    pub fn without(mut self, rank: usize) -> Self {
+    pub(crate) fn without(mut self, rank: usize) -> Self {
         self.absent = Some(rank);
         self
     }
 
-    pub fn start(self) -> Job {
+    pub(crate) fn start(self) -> Job {
         let secret = Secret::random().expect("randomness");
         let bind = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let store = store::Server::start(bind, &secret, self.tls, store::Limits::default()).expect("the store");
-        let mut job = Job { ranks: Vec::new(), store };
+        let mut job = Job { ranks: Vec::new(), store, secret };
         for rank in (0..self.size).filter(|r| Some(*r) != self.absent) {
             let mut command = Command::new(std::env::current_exe().expect("this program"));
             command
@@ -121,7 +122,7 @@ impl<'a> Plan<'a> {
                 .env("CORRO_RANK", rank.to_string())
                 .env("CORRO_SIZE", self.size.to_string())
                 .env("CORRO_RENDEZVOUS", job.store.address().to_string())
-                .env("CORRO_SECRET", secret.to_hex())
+                .env("CORRO_SECRET", job.secret.to_hex())
                 .env("CORRO_TIMEOUT", "30")
                 .env("CORRO_CONNECT_TIMEOUT", "30")
                 .stdin(Stdio::piped())
@@ -145,50 +146,50 @@ impl<'a> Plan<'a> {
 
 impl Job {
     /// How many processes.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.ranks.len()
     }
 
     /// The process id of the `i`-th process.
-    pub fn pid(&self, i: usize) -> u32 {
+    pub(crate) fn pid(&self, i: usize) -> u32 {
         self.ranks[i].child.id()
     }
 
     /// What the `i`-th process says next.
-    pub fn hear(&self, i: usize) -> String {
+    pub(crate) fn hear(&self, i: usize) -> String {
         self.ranks[i].lines.recv_timeout(HANG_LIMIT).unwrap_or_else(|e| panic!("process {i} says nothing: {e}"))
     }
 
     /// What all processes say next.
-    pub fn hear_all(&self) -> Vec<String> {
+    pub(crate) fn hear_all(&self) -> Vec<String> {
         (0..self.len()).map(|i| self.hear(i)).collect()
     }
 
     /// Waits until these processes say exactly this.
-    pub fn expect(&self, who: impl IntoIterator<Item = usize>, what: &str) {
+    pub(crate) fn expect(&self, who: impl IntoIterator<Item = usize>, what: &str) {
         for i in who {
             assert_eq!(self.hear(i), what, "process {i}");
         }
     }
 
     /// Lets a process go on.
-    pub fn go(&mut self, i: usize) {
+    pub(crate) fn go(&mut self, i: usize) {
         self.ranks[i].child.stdin.as_mut().expect("its input").write_all(b"go\n").expect("talking to a rank");
     }
 
     /// Lets all go on.
-    pub fn go_all(&mut self) {
+    pub(crate) fn go_all(&mut self) {
         (0..self.len()).for_each(|i| self.go(i));
     }
 
     /// Sends a signal.
-    pub fn signal(&self, i: usize, signal: Signal) {
+    pub(crate) fn signal(&self, i: usize, signal: Signal) {
         let pid = Pid::from_raw(self.pid(i).cast_signed()).expect("a process id");
         kill_process(pid, signal).expect("sending a signal");
     }
 
     /// Waits until a process has ended, and says whether it was content.
-    pub fn ended_well(&mut self, i: usize) -> bool {
+    pub(crate) fn ended_well(&mut self, i: usize) -> bool {
         let start = Instant::now();
         loop {
             if let Some(status) = self.ranks[i].child.try_wait().expect("waiting for a rank") {
@@ -200,7 +201,7 @@ impl Job {
     }
 
     /// Waits until all have ended, all of them content.
-    pub fn all_end_well(&mut self) {
+    pub(crate) fn all_end_well(&mut self) {
         for i in 0..self.len() {
             assert!(self.ended_well(i), "process {i} failed");
         }

@@ -30,12 +30,12 @@ use super::segment::{SLOTS, Segment, Word};
 /// How long a sleeper sleeps before it looks whether its peer still lives.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
-/// Looks at a counter before giving up spinning: some 50 to 100 microseconds.
-const SPINS: u32 = 2000;
+/// Looks at a counter before giving way: a few microseconds, in which a peer that runs on a core of its own answers.
+const SPINS: u32 = 100;
 
-/// Turns given to other runnable ranks before sleeping, where ranks outnumber cores. A peer that is about to publish
-/// gets its turn without the cost of a sleep and a wake-up.
-const YIELDS: u32 = 8;
+/// Turns given to other runnable ranks before sleeping. A peer that shares this core gets to run without the cost of a
+/// sleep and a wake-up; if nobody else wants the core, giving way is just a slower way to spin.
+const YIELDS: u32 = 64;
 
 /// A rank of the team, as the others see it.
 #[derive(Debug)]
@@ -272,19 +272,16 @@ impl Team {
         if reached(counter, round) {
             return Ok(());
         }
-        if self.may_spin {
-            for _ in 0..SPINS {
-                std::hint::spin_loop();
-                if reached(counter, round) {
-                    return Ok(());
-                }
+        for _ in 0..if self.may_spin { SPINS } else { 0 } {
+            std::hint::spin_loop();
+            if reached(counter, round) {
+                return Ok(());
             }
-        } else {
-            for _ in 0..YIELDS {
-                rustix::thread::sched_yield();
-                if reached(counter, round) {
-                    return Ok(());
-                }
+        }
+        for _ in 0..YIELDS {
+            rustix::thread::sched_yield();
+            if reached(counter, round) {
+                return Ok(());
             }
         }
         self.sleep_until(member, word, round, timeout)

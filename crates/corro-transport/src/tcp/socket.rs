@@ -284,7 +284,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::new(std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
         let _silent = listener.accept().unwrap();
-        while stream.try_write(&[0; 65536]).unwrap() > 0 {}
+        while stream.try_write(&[0; 8192]).unwrap() > 0 {}
         // This option ends a full connection after its time, however well the peer is.
         let timeout = socket2::SockRef::from(&stream.socket).tcp_user_timeout().unwrap();
         assert!(timeout.is_none_or(|t| t.is_zero()), "{timeout:?}");
