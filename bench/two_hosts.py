@@ -67,7 +67,7 @@ def corro(link: Link, size: int, binary: Path, port: int, tls: bool) -> list[Lau
         end = host_of(rank, size)
         place = ["--rank", str(rank), "--size", str(size), "--rendezvous", f"{ADDRESSES['a']}:{port}"]
         argv = [str(binary), *place, *(["--tls"] if tls else [])]
-        launches.append(Launch(link.command(end, argv), {"CORRO_SECRET": secret, "CORRO_BENCH_HOST": f"corro-{end}"}))
+        launches.append(Launch(link.command(end, argv), {"CORRO_SECRET": secret, "CORRO_HOSTNAME": f"corro-{end}"}))
     return launches
 
 
