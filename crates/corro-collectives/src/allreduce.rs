@@ -1,11 +1,13 @@
 //! Allreduce in its three forms: a buffer, many tensors at once, and data that lives in shared memory.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use corro_core::{DType, Error, ReduceOp, Result};
 use corro_transport::Links;
 
 use crate::algorithms::adasum::{self, Swap};
+use crate::algorithms::hierarchical::Carriers;
 use crate::algorithms::{direct, halving_doubling, hierarchical, ring, tree};
 use crate::choice::{Algorithm, Collective, Topology, choose};
 use crate::element::Element;
@@ -13,7 +15,7 @@ use crate::executor::{self, Arithmetic, Buffers, SCRATCH};
 use crate::group::{Group, SHORT};
 use crate::pieces::Pieces;
 use crate::reduction::Reduction;
-use crate::schedule::{Action, Builder};
+use crate::schedule::{Action, Builder, Schedule};
 use crate::subset::Subset;
 
 impl Group {
@@ -100,21 +102,21 @@ impl Group {
         match (algorithm, &mut self.channel.team) {
             (Algorithm::Direct, Some(team)) => direct::allreduce(team, pieces, arithmetic, self.timeout),
             (Algorithm::Hierarchical, _) => {
-                let Self { channel, carriers, scratch, timeout, area, .. } = self;
-                hierarchical::allreduce(
-                    channel,
-                    carriers,
-                    pieces,
-                    *area,
-                    arithmetic,
-                    *timeout,
-                    |links, data, subset| between_hosts(links, data, subset, arithmetic, scratch),
-                )
+                let Self { channel, carriers, scratch, timeout, .. } = self;
+                scratch.resize(SCRATCH, 0);
+                by_hosts(carriers, arithmetic, *timeout).allreduce(channel, pieces, scratch)
             }
             _ => {
                 let Self { channel, all, scratch, .. } = self;
+                scratch.resize(SCRATCH, 0);
                 with_one_buffer(pieces, |data| {
-                    allreduce_over_links(&mut channel.links, data, all, arithmetic, algorithm, scratch)
+                    let plan = plan(all, data.len(), arithmetic.dtype, algorithm);
+                    executor::run(
+                        &mut channel.links,
+                        plan,
+                        Buffers { input: &[], main: data, scratch },
+                        Some(arithmetic),
+                    )
                 })
             }
         }
@@ -128,14 +130,10 @@ impl Group {
             (Some(team), Algorithm::Direct) if how.op != ReduceOp::Adasum => {
                 direct::allreduce_area(team, range, arithmetic, *timeout)
             }
-            (Some(_), Algorithm::Hierarchical) if how.op != ReduceOp::Adasum => hierarchical::allreduce_area(
-                channel,
-                carriers,
-                range.clone(),
-                arithmetic,
-                *timeout,
-                &mut |links, data, subset| between_hosts(links, data, subset, arithmetic, scratch),
-            ),
+            (Some(_), Algorithm::Hierarchical) if how.op != ReduceOp::Adasum => {
+                scratch.resize(SCRATCH, 0);
+                by_hosts(carriers, arithmetic, *timeout).allreduce_area(channel, range, scratch)
+            }
             // The other algorithms see it as plain memory, which it is.
             (Some(_), _) => {
                 let mut copy = self.shared()[range.clone()].to_vec();
@@ -153,44 +151,31 @@ impl Group {
     }
 }
 
-/// Allreduce of one buffer among some members, over links.
-fn allreduce_over_links(
-    links: &mut Links,
-    data: &mut [u8],
-    subset: &Subset,
-    arithmetic: Arithmetic,
-    algorithm: Algorithm,
-    scratch: &mut Vec<u8>,
-) -> Result<()> {
+/// How `subset` allreduces `bytes` bytes over links.
+fn plan(subset: &Subset, bytes: usize, dtype: DType, algorithm: Algorithm) -> Schedule {
     let mut b = Builder::default();
-    let chunks: Vec<Range<usize>> =
-        (0..subset.size()).map(|m| direct::element_share(data.len(), subset.size(), m, arithmetic.dtype)).collect();
+    let chunk = |m| direct::element_share(bytes, subset.size(), m, dtype);
+    let chunks: Vec<Range<usize>> = (0..subset.size()).map(chunk).collect();
     match algorithm {
-        Algorithm::Tree => tree::allreduce(&mut b, subset, &(0..data.len())),
-        Algorithm::HalvingDoubling if data.len() <= SHORT => {
-            halving_doubling::allreduce_short(&mut b, subset, &(0..data.len()));
-        }
+        Algorithm::Tree => tree::allreduce(&mut b, subset, &(0..bytes)),
+        Algorithm::HalvingDoubling if bytes <= SHORT => halving_doubling::allreduce_short(&mut b, subset, &(0..bytes)),
         Algorithm::HalvingDoubling => halving_doubling::allreduce(&mut b, subset, &chunks),
         _ => ring::allreduce(&mut b, subset, &chunks),
     }
-    scratch.resize(SCRATCH, 0);
-    executor::run(links, &b.finish(), Buffers { input: &[], main: data, scratch }, Some(arithmetic))
+    b.finish()
 }
 
-/// The part of a hierarchical allreduce that goes over the network.
-fn between_hosts(
-    links: &mut Links,
-    data: &mut [u8],
-    subset: &Subset,
-    arithmetic: Arithmetic,
-    scratch: &mut Vec<u8>,
-) -> Result<()> {
-    if subset.size() == 1 {
-        corro_kernels::scale(arithmetic.dtype, data, arithmetic.factor);
-        return Ok(());
-    }
-    let algorithm = choose(Collective::Allreduce, Topology::OneEach, subset.size(), data.len(), None)?;
-    allreduce_over_links(links, data, subset, arithmetic, algorithm, scratch)
+/// A hierarchical allreduce. Between hosts it is an allreduce among ranks that are each on a host of their own.
+fn by_hosts(
+    carriers: &Carriers,
+    how: Arithmetic,
+    timeout: Duration,
+) -> hierarchical::Job<'_, impl Fn(&Subset, usize) -> Result<Schedule>> {
+    let between = move |subset: &Subset, bytes: usize| {
+        let algorithm = choose(Collective::Allreduce, Topology::OneEach, subset.size(), bytes, None)?;
+        Ok(plan(subset, bytes, how.dtype, algorithm))
+    };
+    hierarchical::Job { carriers, how, timeout, between }
 }
 
 pub(crate) fn scale(pieces: &mut Pieces<'_, '_>, dtype: DType, factor: f64) {
@@ -223,6 +208,6 @@ impl Swap for LinkSwaps<'_> {
         let mut b = Builder::default();
         b.send_input(member, 0..send.len());
         b.receive(member, 0..receive.len(), Action::Store, false);
-        executor::run(self.links, &b.finish(), Buffers { input: send, main: receive, scratch: self.scratch }, None)
+        executor::run(self.links, b.finish(), Buffers { input: send, main: receive, scratch: self.scratch }, None)
     }
 }

@@ -16,8 +16,11 @@ use crate::schedule::{Action, Schedule, Step};
 /// How long a sleeper sleeps before it looks whether its peers still live.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
-/// Passes without movement before sleeping.
-const SPINS: u32 = 300;
+/// Passes without movement before giving way to other ranks, if every rank has a core of its own.
+const SPINS: u32 = 50;
+
+/// Passes without movement, giving way each time, before sleeping.
+const YIELDS: u32 = 32;
 
 /// Bytes read at once for reducing: they should still be in the cache when they are added.
 pub(crate) const SCRATCH: usize = 128 << 10;
@@ -43,23 +46,11 @@ pub(crate) struct Buffers<'a> {
 /// Runs `schedule` to its end.
 pub(crate) fn run(
     links: &mut Links,
-    schedule: &Schedule,
-    buffers: Buffers<'_>,
+    schedule: Schedule,
+    mut buffers: Buffers<'_>,
     arithmetic: Option<Arithmetic>,
 ) -> Result<()> {
-    for lane in &schedule.lanes {
-        links.to(lane.peer)?;
-    }
-    let lanes = schedule.lanes.iter().map(|_| LaneState::default()).collect();
-    let mut run = Run {
-        schedule,
-        buffers,
-        arithmetic,
-        lanes,
-        done: vec![false; schedule.steps.len()],
-        left: schedule.steps.len(),
-    };
-    run.finish(links)
+    Run::start(links, schedule, arithmetic)?.finish(links, &mut buffers)
 }
 
 #[derive(Default)]
@@ -80,42 +71,57 @@ struct Receiving {
     carry: Vec<u8>,
 }
 
-struct Run<'a> {
-    schedule: &'a Schedule,
-    buffers: Buffers<'a>,
+/// A schedule under way. It does not hold its buffers, so that its owner can do something else with other parts of them
+/// between passes; they must be the same ones each time.
+pub(crate) struct Run {
+    schedule: Schedule,
     arithmetic: Option<Arithmetic>,
     lanes: Vec<LaneState>,
     done: Vec<bool>,
     left: usize,
 }
 
-impl Run<'_> {
-    fn finish(&mut self, links: &mut Links) -> Result<()> {
+impl Run {
+    /// Connects whoever is not connected yet. Nothing moves before the first pass.
+    pub(crate) fn start(links: &mut Links, schedule: Schedule, arithmetic: Option<Arithmetic>) -> Result<Self> {
+        for lane in &schedule.lanes {
+            links.to(lane.peer)?;
+        }
+        let lanes = schedule.lanes.iter().map(|_| LaneState::default()).collect();
+        let left = schedule.steps.len();
+        Ok(Self { schedule, arithmetic, lanes, done: vec![false; left], left })
+    }
+
+    /// Passes until all is done.
+    pub(crate) fn finish(&mut self, links: &mut Links, buffers: &mut Buffers<'_>) -> Result<()> {
         let spins = if links.may_spin() { SPINS } else { 0 };
         let mut idle = 0;
         let mut deadline = None;
         while self.left > 0 {
-            if self.pass(links)? {
+            if self.pass(links, buffers)? {
                 (idle, deadline) = (0, None);
             } else if idle < spins {
                 idle += 1;
                 std::hint::spin_loop();
+            } else if idle < spins + YIELDS {
+                idle += 1;
+                rustix::thread::sched_yield();
             } else {
                 let deadline = *deadline.get_or_insert_with(|| Deadline::after(links.timeout()));
-                self.sleep(links, deadline)?;
+                self.sleep(links, buffers, deadline)?;
             }
         }
         Ok(())
     }
 
     /// Tries everything once. True if anything moved.
-    fn pass(&mut self, links: &mut Links) -> Result<bool> {
+    pub(crate) fn pass(&mut self, links: &mut Links, buffers: &mut Buffers<'_>) -> Result<bool> {
         let mut moved = false;
         for lane in 0..self.lanes.len() {
             let link = links.to(self.schedule.lanes[lane].peer)?;
             // Receives first: they are what sends wait for.
-            moved |= self.receive(lane, link)?;
-            moved |= self.send(lane, link)?;
+            moved |= self.receive(lane, link, buffers)?;
+            moved |= self.send(lane, link, buffers)?;
         }
         Ok(moved)
     }
@@ -124,7 +130,7 @@ impl Run<'_> {
         self.schedule.waits[step].iter().all(|w| self.done[*w])
     }
 
-    fn send(&mut self, lane: usize, link: &mut Link) -> Result<bool> {
+    fn send(&mut self, lane: usize, link: &mut Link, buffers: &Buffers<'_>) -> Result<bool> {
         let queue = &self.schedule.lanes[lane].sends;
         let mut moved = false;
         loop {
@@ -132,18 +138,14 @@ impl Run<'_> {
                 && let Some(step) = queue.get(self.lanes[lane].next_send).copied()
                 && self.is_ready(step)
             {
-                let message = link.start_send(self.outgoing(step).len())?;
+                let message = link.start_send(outgoing(&self.schedule, step, buffers).len())?;
                 self.lanes[lane].sending.push((step, message));
                 self.lanes[lane].next_send += 1;
             }
             let mut finished = false;
             for i in 0..self.lanes[lane].sending.len() {
                 let step = self.lanes[lane].sending[i].0;
-                let payload = match &self.schedule.steps[step] {
-                    Step::Send { range, .. } => &self.buffers.main[range.clone()],
-                    Step::SendInput { range, .. } => &self.buffers.input[range.clone()],
-                    Step::Receive { .. } => &[],
-                };
+                let payload = outgoing(&self.schedule, step, buffers);
                 let message = &mut self.lanes[lane].sending[i].1;
                 moved |= link.try_send(message, payload)?;
                 if message.is_sent() {
@@ -160,15 +162,7 @@ impl Run<'_> {
         }
     }
 
-    fn outgoing(&self, step: usize) -> &[u8] {
-        match &self.schedule.steps[step] {
-            Step::Send { range, .. } => &self.buffers.main[range.clone()],
-            Step::SendInput { range, .. } => &self.buffers.input[range.clone()],
-            Step::Receive { .. } => &[],
-        }
-    }
-
-    fn receive(&mut self, lane: usize, link: &mut Link) -> Result<bool> {
+    fn receive(&mut self, lane: usize, link: &mut Link, buffers: &mut Buffers<'_>) -> Result<bool> {
         let queue = &self.schedule.lanes[lane].receives;
         let mut moved = false;
         loop {
@@ -185,7 +179,7 @@ impl Run<'_> {
             for i in 0..self.lanes[lane].receiving.len() {
                 let receiving = &mut self.lanes[lane].receiving[i];
                 let Step::Receive { range, action, last, .. } = &self.schedule.steps[receiving.step] else { continue };
-                let target = &mut self.buffers.main[range.clone()];
+                let target = &mut buffers.main[range.clone()];
                 moved |= match action {
                     Action::Store => link.try_receive(&mut receiving.message, target)?,
                     Action::Reduce | Action::ReduceUnder => {
@@ -193,7 +187,7 @@ impl Run<'_> {
                             self.arithmetic.ok_or_else(|| Error::Bug("a reduction without an op".into()))?;
                         let factor = if *last { arithmetic.factor } else { 1.0 };
                         let how = Arithmetic { factor, ..arithmetic };
-                        receive_and_reduce(link, receiving, target, self.buffers.scratch, how, *action)?
+                        receive_and_reduce(link, receiving, target, buffers.scratch, how, *action)?
                     }
                 };
                 if receiving.message.is_received() {
@@ -211,13 +205,13 @@ impl Run<'_> {
     }
 
     /// Sleeps until a stream that matters stirs.
-    fn sleep(&mut self, links: &mut Links, deadline: Deadline) -> Result<()> {
+    fn sleep(&mut self, links: &mut Links, buffers: &mut Buffers<'_>, deadline: Deadline) -> Result<()> {
         let busy: Vec<usize> = self.schedule.lanes.iter().map(|l| l.peer).collect();
         for peer in &busy {
             links.to(*peer)?.streams_mut().for_each(|s| s.arm());
         }
         // Whatever came before the bells were armed is found by this pass; whatever comes after rings.
-        let moved = self.pass(links);
+        let moved = self.pass(links, buffers);
         let woken = match moved {
             Ok(false) if self.left > 0 => self.poll(links, deadline),
             Ok(_) => Ok(true),
@@ -277,6 +271,15 @@ impl Run<'_> {
             Some(link) => link.lost(corro_transport::Broken(cause)),
             None => Error::Bug(cause),
         }
+    }
+}
+
+/// The bytes that `step` sends.
+fn outgoing<'a>(schedule: &Schedule, step: usize, buffers: &'a Buffers<'_>) -> &'a [u8] {
+    match &schedule.steps[step] {
+        Step::Send { range, .. } => &buffers.main[range.clone()],
+        Step::SendInput { range, .. } => &buffers.input[range.clone()],
+        Step::Receive { .. } => &[],
     }
 }
 

@@ -65,7 +65,7 @@ impl Group {
             forced: Algorithm::from_env()?,
             scratch: Vec::new(),
             own_area: Vec::new(),
-            area: fabric.settings().area_bytes(),
+            area: fabric.settings().area,
             timeout: links.timeout(),
             broken: None,
             channel,
@@ -363,7 +363,7 @@ impl Group {
                 ring::broadcast(&mut b, &subset, at, 0..data.len());
             }
             let buffers = Buffers { input: &[], main: data, scratch: &mut [] };
-            executor::run(&mut self.channel.links, &b.finish(), buffers, None)?;
+            executor::run(&mut self.channel.links, b.finish(), buffers, None)?;
         }
         let seat = self.carriers.seat_of(here);
         match &mut self.channel.team {
@@ -383,6 +383,6 @@ impl Group {
         plan(&mut b, &self.all);
         self.scratch.resize(SCRATCH, 0);
         let buffers = Buffers { input, main, scratch: &mut self.scratch };
-        executor::run(&mut self.channel.links, &b.finish(), buffers, arithmetic)
+        executor::run(&mut self.channel.links, b.finish(), buffers, arithmetic)
     }
 }

@@ -4,11 +4,11 @@ mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use corro_collectives::{Error, Group, ReduceOp};
+use corro_collectives::{Algorithm, Error, Group, ReduceOp};
 use corro_core::GroupId;
-use corro_transport::Fabric;
+use corro_transport::{Fabric, Settings};
 use support::{Transport, settings, with_fabrics};
 
 const TRANSPORTS: [Transport; 5] =
@@ -44,10 +44,14 @@ fn use_once(group: &mut Group, rank: usize, members: &[usize]) {
     assert_eq!(data, vec![members[root] as u32; 77], "{case}");
 
     let letters: Vec<i32> = (0..members.len()).flat_map(|to| support::letter(me, to, 3)).collect();
-    let (came, _) = group.alltoall(&letters, &vec![3; members.len()]).expect(&case);
-    assert_eq!(came, (0..members.len()).flat_map(|from| support::letter(from, me, 3)).collect::<Vec<_>>(), "{case}");
+    let (received, _) = group.alltoall(&letters, &vec![3; members.len()]).expect(&case);
+    assert_eq!(
+        received,
+        (0..members.len()).flat_map(|from| support::letter(from, me, 3)).collect::<Vec<_>>(),
+        "{case}"
+    );
 
-    let scattered = group.reducescatter(&vec![1i32; 7], 7, ReduceOp::Sum).expect(&case);
+    let scattered = group.reducescatter(&[1i32; 7], 7, ReduceOp::Sum).expect(&case);
     let mine = corro_core::shape::share(7, members.len(), me);
     assert_eq!(scattered, vec![members.len() as i32; mine.len()], "{case}");
 }
@@ -230,8 +234,48 @@ fn leaving_after_the_last_collective_harms_nobody() {
     }
 }
 
+/// As above, aimed at the moment when a rank that waits looks up, after 50 ms, whether the other is still there: data
+/// that comes, and a sender that leaves, between its last look at the data and its look at the sender.
+#[test]
+fn leaving_while_others_look_up_harms_nobody() {
+    const LOOK_UP: Duration = Duration::from_millis(50);
+    for (transport, algorithm) in [
+        (Transport::Shm, Algorithm::Direct),
+        (Transport::Shm, Algorithm::Ring),
+        (Transport::ThreadsOnHosts, Algorithm::Ring),
+        (Transport::Tcp, Algorithm::Ring),
+        (Transport::Tls, Algorithm::Ring),
+    ] {
+        let settings = Settings { connect_timeout: Duration::from_secs(10), ..settings() };
+        with_fabrics(transport, 2, settings, move |fabric| {
+            let hunt = |thread: u64| {
+                for round in 0..30 {
+                    let case = format!("{transport:?} {algorithm:?} thread {thread} round {round}");
+                    let id = GroupId(1000 * (thread + 1) + round);
+                    let mut group = Group::open(fabric, id, &[0, 1]).expect(&case);
+                    group.force(Some(algorithm));
+                    let mut data = [fabric.rank() as i32];
+                    // Over the network, connecting takes its time: the second one is the one that is aimed.
+                    group.broadcast(&mut data, 1).expect(&case);
+                    if group.rank() == 1 {
+                        let late = LOOK_UP + Duration::from_micros((round * 13 + thread * 7) % 400);
+                        let start = Instant::now();
+                        std::thread::sleep(late.saturating_sub(Duration::from_micros(300)));
+                        while start.elapsed() < late {
+                            std::hint::spin_loop();
+                        }
+                    }
+                    group.broadcast(&mut data, 1).expect(&case);
+                    assert_eq!(data, [1], "{case}");
+                }
+            };
+            std::thread::scope(|scope| (0..20).for_each(|thread| drop(scope.spawn(move || hunt(thread)))));
+        });
+    }
+}
+
 fn wait_until(what: &str, done: impl Fn() -> bool) {
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < Duration::from_secs(60), "not in time: {what}");
         std::thread::sleep(Duration::from_millis(1));

@@ -17,6 +17,22 @@ pub fn may_spin(ranks: usize) -> bool {
     ranks <= usable()
 }
 
+/// The core this thread runs on.
+pub(crate) fn current() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
+/// Moves this thread to a core that is not in `taken`, if it is allowed on one. Only a push: its affinity is as before
+/// when this returns, and the system may move it again.
+pub(crate) fn move_away(taken: impl Iterator<Item = usize>) {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    let mut free = allowed;
+    taken.filter(|core| *core < rustix::thread::CpuSet::MAX_CPU).for_each(|core| free.unset(core));
+    if free.count() > 0 && rustix::thread::sched_setaffinity(None, &free).is_ok() {
+        let _ = rustix::thread::sched_setaffinity(None, &allowed);
+    }
+}
+
 /// The CPU quota in whole cores (rounded up), if there is one. `root` is "/" outside tests.
 fn control_group_quota(root: &Path) -> Option<usize> {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
@@ -79,6 +95,17 @@ mod tests {
         write("sys/fs/cgroup/job/step/cpu.max", "max 100000");
         assert_eq!(control_group_quota(&root), Some(2));
         std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn moving_away_leaves_the_core_and_keeps_the_affinity() {
+        let before = rustix::thread::sched_getaffinity(None).unwrap();
+        let taken = current();
+        move_away(std::iter::once(taken));
+        assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), before);
+        // All cores taken, or nonsense: nothing happens.
+        move_away(0..1 << 20);
+        assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), before);
     }
 
     #[test]

@@ -24,9 +24,6 @@ use crate::tcp::{Endpoint, EndpointConfig, PeerAddress};
 /// Longest description of a rank that is believed.
 const CARD_CAP: usize = 64 << 10;
 
-/// Bytes of the smallest area.
-const LEAST_AREA: usize = 1 << 20;
-
 /// What a rank tells all others about itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
@@ -84,11 +81,6 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Bytes of an area as it is made: whole pages, and never none, because hierarchical collectives pass through it.
-    pub fn area_bytes(&self) -> usize {
-        self.area.max(LEAST_AREA).next_multiple_of(4096)
-    }
-
     /// What the environment says, see [`corro_core::config`].
     pub fn from_env() -> Result<Self> {
         let default = Self::default();
@@ -327,7 +319,7 @@ impl Links {
         let settings = &self.fabric.settings;
         let deadline = Deadline::after(settings.connect_timeout);
         if ranks.len() > 1 {
-            let sizes = Sizes::for_team(ranks.len(), settings.area_bytes());
+            let sizes = Sizes::for_team(ranks.len(), settings.area);
             self.here = Some(match &self.fabric.reach {
                 Reach::Threads(hub) => hub.meet(self.id, &ranks, sizes, deadline)?,
                 Reach::Processes { job, token, .. } => {
@@ -338,7 +330,7 @@ impl Links {
         if let Reach::Threads(hub) = &self.fabric.reach
             && ranks.len() < self.members.len()
         {
-            let sizes = Sizes { slot: 0, ..Sizes::for_team(self.members.len(), 0) };
+            let sizes = Sizes { slot: 0, workspace: 0, ..Sizes::for_team(self.members.len(), 0) };
             self.elsewhere = Some(hub.meet(self.id, &self.members, sizes, deadline)?);
         }
         let Some(seats) = &self.here else { return Ok(None) };

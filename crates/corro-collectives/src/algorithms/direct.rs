@@ -24,7 +24,7 @@ use crate::executor::Arithmetic;
 use crate::pieces::Pieces;
 
 /// Bytes reduced at a time before the result is copied on: it is still in the first-level cache then.
-const GRANULE: usize = 16 << 10;
+pub(crate) const GRANULE: usize = 16 << 10;
 
 /// Up to this many bytes over all ranks, everyone reduces everything: cheaper than a second wait.
 const SHORT_TOTAL: usize = 128 << 10;
@@ -125,34 +125,22 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
 /// Reduces a part of the shared area, where everyone's data already is, in place in all members' areas.
 pub(crate) fn allreduce_area(team: &mut Team, range: &Range<usize>, how: Arithmetic, timeout: Duration) -> Result<()> {
     team.barrier(timeout)?;
-    let mine = element_share(range.len(), team.size(), team.me(), how.dtype);
-    reduce_areas(team, range.start + mine.start..range.start + mine.end, how, team.me(), |at| {
+    let (me, mine) = (team.me(), element_share(range.len(), team.size(), team.me(), how.dtype));
+    for granule in blocks_of(range.start + mine.start..range.start + mine.end, GRANULE) {
+        let part = |m: usize| team.area_of(m, granule.start, granule.len());
+        reduce_spans(team, how, me, part);
         for m in team.others() {
-            team.copy(area(team, m, at), area(team, team.me(), at));
+            team.copy(part(m), part(me));
         }
-    });
+    }
     team.barrier(timeout)
 }
 
-/// Reduces `range` of all areas into the area of `owner`, and calls `then` after each granule.
-pub(crate) fn reduce_areas(
-    team: &Team,
-    range: Range<usize>,
-    how: Arithmetic,
-    owner: usize,
-    mut then: impl FnMut(&Range<usize>),
-) {
-    for granule in blocks_of(range, GRANULE) {
-        let target = Target::Shared(area(team, owner, &granule));
-        reduce_shown(team, how, target, |m, len| {
-            if m == owner { Source::Target } else { Source::Shared(team.area_of(m, granule.start, len)) }
-        });
-        then(&granule);
-    }
-}
-
-pub(crate) fn area(team: &Team, member: usize, range: &Range<usize>) -> Span {
-    team.area_of(member, range.start, range.len())
+/// Reduces the same part of everyone's shared memory into that of `owner`.
+pub(crate) fn reduce_spans(team: &Team, how: Arithmetic, owner: usize, part: impl Fn(usize) -> Span) {
+    reduce_shown(team, how, Target::Shared(part(owner)), |m, _| {
+        if m == owner { Source::Target } else { Source::Shared(part(m)) }
+    });
 }
 
 /// `data` of `root` becomes everyone's.
@@ -313,7 +301,7 @@ fn blocks(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     blocks_of(0..len, size)
 }
 
-fn blocks_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn blocks_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(size).map(move |start| start..(start + size).min(end))
 }

@@ -3,24 +3,30 @@
 //! Allreduce of N bytes over hosts with L ranks each, C of which *carry* (C = the smallest L, so that each carrier has a
 //! counterpart on every host):
 //!
-//! 1. every rank puts its data into its shared area (nothing to do if it lives there);
-//! 2. the ranks of a host reduce it, each a part, into the areas of the carriers, each of which holds N / C bytes;
+//! 1. every rank puts its data into shared memory (nothing to do if it lives there);
+//! 2. the ranks of a host reduce it, each a part, into the memory of the carriers, each of which holds N / C bytes;
 //! 3. carrier i of each host allreduces its part with the carriers i of the other hosts: all at once, so that every
 //!    stream of the network card is busy;
 //! 4. every rank copies the carriers' parts.
 //!
 //! Between hosts each carrier sends 2 (h - 1) / h of N / C bytes for h hosts. Hosts may have any number of ranks. A rank
 //! alone on its host skips 1, 2 and 4.
+//!
+//! Long data goes in windows, so that the network works on one while memory works on its neighbours: steps 1 and 2 of
+//! window k + 1 and step 4 of window k - 1 are done while window k is under way. Window k lies in part k % 3 of the
+//! workspace: a rank fills that part again only after a barrier of window k + 2, which everyone enters after having
+//! copied window k.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use corro_core::Result;
-use corro_transport::{Channel, Links, Team};
+use corro_transport::{Channel, Links, Span, Team};
 
-use super::direct::{area, element_share, reduce_areas};
-use crate::executor::Arithmetic;
+use super::direct::{GRANULE, blocks_of, element_share, reduce_spans};
+use crate::executor::{Arithmetic, Buffers, Run};
 use crate::pieces::Pieces;
+use crate::schedule::Schedule;
 use crate::subset::Subset;
 
 /// Which ranks carry data between hosts.
@@ -67,86 +73,172 @@ impl Carriers {
     }
 }
 
-/// Allreduces the pieces, `window` bytes (as many as an area holds, on all hosts alike) at a time; `between` allreduces
-/// a buffer among counterparts.
-pub(crate) fn allreduce(
-    channel: &mut Channel,
-    carriers: &Carriers,
-    pieces: &mut Pieces<'_, '_>,
+/// Bytes of one window; the workspace holds three.
+pub(crate) const WINDOW: usize = 2 << 20;
+
+/// One allreduce: what does not change on the way.
+pub(crate) struct Job<'a, B> {
+    pub(crate) carriers: &'a Carriers,
+    pub(crate) how: Arithmetic,
+    pub(crate) timeout: Duration,
+    /// Plans how counterparts allreduce that many bytes.
+    pub(crate) between: B,
+}
+
+/// A window on the network; on ranks that don't carry there is no run.
+struct UnderWay {
     window: usize,
-    how: Arithmetic,
-    timeout: Duration,
-    mut between: impl FnMut(&mut Links, &mut [u8], &Subset) -> Result<()>,
-) -> Result<()> {
-    let total = pieces.len();
-    let mut start = 0;
-    while start < total {
-        let part = start..total.min(start.saturating_add(window));
-        let len = part.len();
-        if let Some(team) = channel.team.as_mut() {
-            let own = team.area();
-            pieces.for_each(part.clone(), |at, bytes| own[at..at + bytes.len()].copy_from_slice(bytes));
-            allreduce_area(channel, carriers, 0..len, how, timeout, &mut between)?;
-            if let Some(team) = channel.team.as_mut() {
-                let own = team.area();
-                pieces.for_each(part.clone(), |at, bytes| bytes.copy_from_slice(&own[at..at + bytes.len()]));
-            }
-        } else if let Some(subset) = carriers.counterparts() {
-            match pieces.single() {
-                Some(buffer) => between(&mut channel.links, &mut buffer[part.clone()], &subset)?,
-                None => {
-                    let mut packed = vec![0; len];
-                    pieces.gather(&mut packed);
-                    between(&mut channel.links, &mut packed, &subset)?;
-                    pieces.scatter(&packed);
-                }
-            }
-        }
-        start = part.end;
-    }
-    Ok(())
+    bytes: usize,
+    run: Option<Run>,
 }
 
-/// Allreduces a part of the shared area, in place.
-pub(crate) fn allreduce_area(
-    channel: &mut Channel,
-    carriers: &Carriers,
-    range: Range<usize>,
-    how: Arithmetic,
-    timeout: Duration,
-    between: &mut impl FnMut(&mut Links, &mut [u8], &Subset) -> Result<()>,
-) -> Result<()> {
-    let Some(team) = channel.team.as_mut() else { return Ok(()) };
-    let (size, me) = (team.size(), team.me());
-    let carried = |carrier: usize| {
-        let part = element_share(range.len(), carriers.count, carrier, how.dtype);
-        range.start + part.start..range.start + part.end
-    };
-    team.barrier(timeout)?;
-    // Reducing is dealt evenly to all ranks of the host, whoever carries the result.
-    let mine = element_share(range.len(), size, me, how.dtype);
-    let mine = range.start + mine.start..range.start + mine.end;
-    let unscaled = Arithmetic { factor: 1.0, ..how };
-    for carrier in 0..carriers.count {
-        let part = carried(carrier);
-        let overlap = mine.start.max(part.start)..mine.end.min(part.end);
-        if !overlap.is_empty() {
-            reduce_areas(team, overlap, unscaled, carrier, |_| ());
+impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
+    /// Allreduces the pieces.
+    pub(crate) fn allreduce(
+        &self,
+        channel: &mut Channel,
+        pieces: &mut Pieces<'_, '_>,
+        scratch: &mut [u8],
+    ) -> Result<()> {
+        let windows: Vec<Range<usize>> = blocks_of(0..pieces.len(), WINDOW).collect();
+        let Channel { team, links } = channel;
+        let Some(team) = team else { return self.alone(links, pieces, &windows, scratch) };
+        let mut last: Option<UnderWay> = None;
+        for k in 0..=windows.len() {
+            if let Some(window) = windows.get(k) {
+                show(team, pieces, k, window);
+                self.nudge(team, links, scratch, &mut last)?;
+                team.barrier(self.timeout)?;
+                self.reduce_inside(team, window.len(), |m, at, len| team.workspace_of(m, place(k) + at, len));
+                self.nudge(team, links, scratch, &mut last)?;
+                team.barrier(self.timeout)?;
+            }
+            let finished = last.take();
+            if let Some(UnderWay { window, bytes, run: Some(mut run) }) = finished {
+                self.on_part(team, window, bytes, scratch, |buffers| run.finish(links, buffers))?;
+            }
+            if let Some(window) = windows.get(k) {
+                let run = self.start(links, window.len())?;
+                last = Some(UnderWay { window: k, bytes: window.len(), run });
+                self.nudge(team, links, scratch, &mut last)?;
+            }
+            if let Some(before) = k.checked_sub(1) {
+                team.barrier(self.timeout)?;
+                self.collect(team, pieces, before, &windows[before]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Allreduces a part of the shared area, in place.
+    pub(crate) fn allreduce_area(&self, channel: &mut Channel, range: &Range<usize>, scratch: &mut [u8]) -> Result<()> {
+        let Channel { team: Some(team), links } = channel else { return Ok(()) };
+        team.barrier(self.timeout)?;
+        self.reduce_inside(team, range.len(), |m, at, len| team.area_of(m, range.start + at, len));
+        team.barrier(self.timeout)?;
+        if let Some(mut run) = self.start(links, range.len())? {
+            let part = self.carried(range.len(), self.carriers.seat);
+            let main = &mut team.area()[range.start + part.start..range.start + part.end];
+            run.finish(links, &mut Buffers { input: &[], main, scratch })?;
+        }
+        team.barrier(self.timeout)?;
+        for carrier in (0..self.carriers.count).filter(|c| *c != team.me()) {
+            let part = self.carried(range.len(), carrier);
+            let span = |m: usize| team.area_of(m, range.start + part.start, part.len());
+            team.copy(span(team.me()), span(carrier));
+        }
+        // The others may still be copying from this rank's area.
+        team.barrier(self.timeout)
+    }
+
+    /// For a rank that shares memory with nobody: its data goes to the network as it is.
+    fn alone(
+        &self,
+        links: &mut Links,
+        pieces: &mut Pieces<'_, '_>,
+        windows: &[Range<usize>],
+        scratch: &mut [u8],
+    ) -> Result<()> {
+        let mut run_on = |window: &Range<usize>, main: &mut [u8]| match self.start(links, window.len())? {
+            Some(mut run) => run.finish(links, &mut Buffers { input: &[], main, scratch }),
+            None => Ok(()),
+        };
+        let mut packed = Vec::new();
+        for window in windows {
+            if let Some(buffer) = pieces.single() {
+                run_on(window, &mut buffer[window.clone()])?;
+            } else {
+                packed.resize(window.len(), 0);
+                pieces.for_each(window.clone(), |at, part| packed[at..at + part.len()].copy_from_slice(part));
+                run_on(window, &mut packed)?;
+                pieces.for_each(window.clone(), |at, part| part.copy_from_slice(&packed[at..at + part.len()]));
+            }
+        }
+        Ok(())
+    }
+
+    /// The part of `bytes` bytes that `carrier` carries.
+    fn carried(&self, bytes: usize, carrier: usize) -> Range<usize> {
+        element_share(bytes, self.carriers.count, carrier, self.how.dtype)
+    }
+
+    /// Reduces over the ranks of the host into the carriers' memory. The work is dealt evenly, whoever carries the result.
+    fn reduce_inside(&self, team: &Team, bytes: usize, span: impl Fn(usize, usize, usize) -> Span) {
+        let unscaled = Arithmetic { factor: 1.0, ..self.how };
+        let mine = element_share(bytes, team.size(), team.me(), self.how.dtype);
+        for carrier in 0..self.carriers.count {
+            let part = self.carried(bytes, carrier);
+            for granule in blocks_of(mine.start.max(part.start)..mine.end.min(part.end), GRANULE) {
+                reduce_spans(team, unscaled, carrier, |m| span(m, granule.start, granule.len()));
+            }
         }
     }
-    team.barrier(timeout)?;
-    if let Some(subset) = carriers.counterparts() {
-        between(&mut channel.links, &mut team.area()[carried(carriers.seat)], &subset)?;
+
+    /// Begins to reduce what this rank carries of `bytes` bytes with its counterparts, if it carries.
+    fn start(&self, links: &mut Links, bytes: usize) -> Result<Option<Run>> {
+        let Some(subset) = self.carriers.counterparts() else { return Ok(None) };
+        let part = self.carried(bytes, self.carriers.seat);
+        Run::start(links, (self.between)(&subset, part.len())?, Some(self.how)).map(Some)
     }
-    team.barrier(timeout)?;
-    collect(team, carriers, carried);
-    // The others may still be copying from this rank's area.
-    team.barrier(timeout)
+
+    /// Moves what can move without waiting.
+    fn nudge(&self, team: &mut Team, links: &mut Links, scratch: &mut [u8], on: &mut Option<UnderWay>) -> Result<()> {
+        let Some(UnderWay { window, bytes, run: Some(run) }) = on else { return Ok(()) };
+        self.on_part(team, *window, *bytes, scratch, |buffers| run.pass(links, buffers).map(drop))
+    }
+
+    /// Calls `act` with what this rank carries of a window.
+    fn on_part(
+        &self,
+        team: &mut Team,
+        k: usize,
+        bytes: usize,
+        scratch: &mut [u8],
+        act: impl FnOnce(&mut Buffers<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let part = self.carried(bytes, self.carriers.seat);
+        let main = &mut team.workspace()[place(k) + part.start..place(k) + part.end];
+        act(&mut Buffers { input: &[], main, scratch })
+    }
+
+    /// Takes the finished window from the carriers.
+    fn collect(&self, team: &Team, pieces: &mut Pieces<'_, '_>, k: usize, window: &Range<usize>) {
+        for carrier in 0..self.carriers.count {
+            let part = self.carried(window.len(), carrier);
+            pieces.for_each(window.start + part.start..window.start + part.end, |at, bytes| {
+                team.read(team.workspace_of(carrier, place(k) + part.start + at, bytes.len()), bytes);
+            });
+        }
+    }
 }
 
-fn collect(team: &Team, carriers: &Carriers, carried: impl Fn(usize) -> Range<usize>) {
-    for carrier in (0..carriers.count).filter(|c| *c != team.me()) {
-        let part = carried(carrier);
-        team.copy(area(team, team.me(), &part), area(team, carrier, &part));
-    }
+/// Puts a window of this rank's data where the others of the host see it.
+fn show(team: &mut Team, pieces: &mut Pieces<'_, '_>, k: usize, window: &Range<usize>) {
+    let own = &mut team.workspace()[place(k)..place(k) + window.len()];
+    pieces.for_each(window.clone(), |at, part| own[at..at + part.len()].copy_from_slice(part));
+}
+
+/// Where window `k` lies in the workspace.
+fn place(k: usize) -> usize {
+    k % 3 * WINDOW
 }

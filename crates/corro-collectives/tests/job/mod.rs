@@ -76,12 +76,15 @@ struct Running {
     lines: mpsc::Receiver<String>,
 }
 
+/// Changes what a rank is started with.
+type Adapt<'a> = Box<dyn Fn(usize, &mut Command) + 'a>;
+
 /// How to start a job: a role for all ranks, and what differs between them.
 pub(crate) struct Plan<'a> {
     role: &'a str,
     size: usize,
     tls: bool,
-    adapt: Box<dyn Fn(usize, &mut Command) + 'a>,
+    adapt: Adapt<'a>,
     absent: Option<usize>,
 }
 

@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     fn invitation<'a>(job: &'a [u8; 16], token: &'a [u8; 32], local: &'a [Rank], me: usize) -> Invitation<'a> {
-        let sizes = Sizes { members: local.len(), slot: 4096, ring: 4096, area: 4096 };
+        let sizes = Sizes { members: local.len(), slot: 4096, ring: 4096, area: 4096, workspace: 0 };
         Invitation { job, token, group: GroupId(9), local, me, sizes }
     }
 

@@ -12,6 +12,7 @@
 //!                  slots           SLOTS x slot_bytes: what the board shows (see `team`)
 //!                  rings           one per member, for byte streams from this member to that one (see `ring`)
 //!                  area            the fusion buffer, or whatever else the caller shares
+//!                  workspace       where hierarchical collectives put what goes between hosts
 //! ```
 //! Pages cost memory only once touched, so rings and areas that nobody uses are free.
 
@@ -44,13 +45,15 @@ pub(crate) struct Sizes {
     pub(crate) ring: usize,
     /// Bytes of a member's area.
     pub(crate) area: usize,
+    /// Bytes of a member's workspace.
+    pub(crate) workspace: usize,
 }
 
 impl Sizes {
     /// The sizes used in production: slots that stay in a core's second-level cache together, rings that hold a few
-    /// pieces, and an area of `area` bytes.
+    /// pieces, an area of `area` bytes, and a workspace for three windows of 2 MiB.
     pub(crate) fn for_team(members: usize, area: usize) -> Self {
-        Self { members, slot: 256 << 10, ring: 256 << 10, area: area.next_multiple_of(PAGE) }
+        Self { members, slot: 256 << 10, ring: 256 << 10, area: area.next_multiple_of(PAGE), workspace: 6 << 20 }
     }
 
     fn ring_stride(&self) -> usize {
@@ -66,6 +69,10 @@ impl Sizes {
     }
 
     fn member_stride(&self) -> usize {
+        self.workspace_offset() + self.workspace
+    }
+
+    fn workspace_offset(&self) -> usize {
         self.area_offset() + self.area
     }
 
@@ -87,6 +94,8 @@ pub(crate) enum Word {
     ReducedSleepers,
     /// 0 while the member takes part, 1 once it has left.
     State,
+    /// The core on which this member last waited, plus 1; 0 if it never did.
+    Core,
 }
 
 impl Word {
@@ -97,6 +106,7 @@ impl Word {
             Self::PublishedSleepers => 2,
             Self::ReducedSleepers => 3,
             Self::State => 4,
+            Self::Core => 5,
         }
     }
 
@@ -195,6 +205,13 @@ impl Segment {
         self.at(self.member_offset(member) + self.sizes.area_offset() + start)
     }
 
+    /// Where `len` bytes at `start` of the workspace of `member` are.
+    pub(crate) fn workspace(&self, member: usize, start: usize, len: usize) -> *mut u8 {
+        let there = self.sizes.workspace;
+        assert!(start <= there && len <= there - start, "outside the workspace");
+        self.at(self.member_offset(member) + self.sizes.workspace_offset() + start)
+    }
+
     /// Where the ring that leads from one member to another begins, with its control words.
     pub(crate) fn ring(&self, from: usize, to: usize) -> *mut u8 {
         assert!(to < self.sizes.members, "no such member");
@@ -234,7 +251,7 @@ mod tests {
 
     #[test]
     fn parts_do_not_overlap() {
-        let sizes = Sizes { members: 3, slot: 8192, ring: 4096, area: 4096 };
+        let sizes = Sizes { members: 3, slot: 8192, ring: 4096, area: 4096, workspace: 4096 };
         let (segment, _fd) = Segment::create(sizes).unwrap();
         let mut starts = Vec::new();
         for m in 0..3 {
@@ -245,7 +262,8 @@ mod tests {
                 starts.push((segment.ring(m, to) as usize, sizes.ring_stride()));
             }
             starts.push((segment.area(m, 0, 4096) as usize, 4096));
-            starts.push((segment.word(m, Word::Published).as_ptr() as usize, 5 * LINE));
+            starts.push((segment.workspace(m, 0, 4096) as usize, 4096));
+            starts.push((segment.word(m, Word::Published).as_ptr() as usize, 6 * LINE));
         }
         starts.push((segment.poison().as_ptr() as usize, 4));
         starts.sort_unstable();
@@ -256,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_second_mapping_sees_the_same_memory() {
-        let sizes = Sizes { members: 2, slot: 4096, ring: 4096, area: 0 };
+        let sizes = Sizes { members: 2, slot: 4096, ring: 4096, area: 0, workspace: 0 };
         let (one, fd) = Segment::create(sizes).unwrap();
         let two = Segment::attach(fd.as_fd(), sizes).unwrap();
         one.word(1, Word::Reduced).store(7, Ordering::Release);
@@ -267,7 +285,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "outside the slot")]
     fn slots_are_checked() {
-        let (segment, _fd) = Segment::create(Sizes { members: 1, slot: 4096, ring: 4096, area: 0 }).unwrap();
+        let (segment, _fd) =
+            Segment::create(Sizes { members: 1, slot: 4096, ring: 4096, area: 0, workspace: 0 }).unwrap();
         segment.slot(0, 0, 4000, 97);
     }
 }

@@ -9,23 +9,26 @@
 //! `t - 2`). Round `t` goes into the slot of round `t - SLOTS`, and with five slots it is enough that all others have
 //! published `t - 2`, which they nearly always have: [`Team::next_round`] looks, and seldom waits.
 //!
-//! **Waiting** is spinning for a short while if every rank of the host has a core of its own, then sleeping on the
-//! counter (futex). Sleepers look up every [`LOOK_UP`]: whether the one they wait for has exited, whether anyone
+//! **Waiting** is spinning for a few microseconds if every rank of the host has a core of its own, then giving way, then
+//! sleeping on the counter (futex). Two ranks that find themselves on one core although there are enough part ways: the
+//! system's scheduler, seeing two tasks that give way to each other, is in no hurry to do so. Sleepers look up every [`LOOK_UP`]: whether the one they wait for has exited, whether anyone
 //! declared the team dead, whether the time is over. So a death is an error at once, and nothing hangs.
 //!
 //! Payload is only touched through raw pointers, see `segment`. Between collectives a member's area is its own.
 
 #![expect(unsafe_code, reason = "moves bytes in memory shared with other processes")]
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corro_core::{DType, Deadline, Error, Rank, ReduceOp, Result};
 use rustix::thread::futex;
 
 use super::segment::{SLOTS, Segment, Word};
+use crate::cores;
 
 /// How long a sleeper sleeps before it looks whether its peer still lives.
 const LOOK_UP: Duration = Duration::from_millis(50);
@@ -36,6 +39,9 @@ const SPINS: u32 = 100;
 /// Turns given to other runnable ranks before sleeping. A peer that shares this core gets to run without the cost of a
 /// sleep and a wake-up; if nobody else wants the core, giving way is just a slower way to spin.
 const YIELDS: u32 = 64;
+
+/// How often at most a rank moves to another core.
+const MOVE_PAUSE: Duration = Duration::from_millis(5);
 
 /// A rank of the team, as the others see it.
 #[derive(Debug)]
@@ -94,11 +100,12 @@ pub struct Team {
     me: usize,
     round: u32,
     may_spin: bool,
+    moved: Cell<Option<Instant>>,
 }
 
 impl Team {
     pub(crate) fn new(segment: Arc<Segment>, members: Vec<Member>, me: usize, may_spin: bool) -> Self {
-        Self { segment, members, me, round: 0, may_spin }
+        Self { segment, members, me, round: 0, may_spin, moved: Cell::new(None) }
     }
 
     /// How many members.
@@ -137,6 +144,18 @@ impl Team {
         // SAFETY: the pages are mapped while `self` lives, and by the protocol no other member touches them while this
         // member is outside a collective, which `&mut self` guarantees for the life of the slice.
         unsafe { std::slice::from_raw_parts_mut(self.segment.area(self.me, 0, len), len) }
+    }
+
+    /// This member's workspace: as [`Team::area`], but for the collectives' own use.
+    pub fn workspace(&mut self) -> &mut [u8] {
+        let len = self.workspace_bytes();
+        // SAFETY: as in `area`; inside a collective its own protocol says who writes where.
+        unsafe { std::slice::from_raw_parts_mut(self.segment.workspace(self.me, 0, len), len) }
+    }
+
+    /// Bytes of each member's workspace.
+    pub fn workspace_bytes(&self) -> usize {
+        self.segment.sizes().workspace
     }
 
     /// Opens the next round: its slot of this member may be filled.
@@ -194,6 +213,11 @@ impl Team {
     /// A part of the area of `member`.
     pub fn area_of(&self, member: usize, start: usize, len: usize) -> Span {
         Span { at: self.segment.area(member, start, len), len }
+    }
+
+    /// A part of the workspace of `member`.
+    pub fn workspace_of(&self, member: usize, start: usize, len: usize) -> Span {
+        Span { at: self.segment.workspace(member, start, len), len }
     }
 
     /// Copies private bytes into shared memory.
@@ -272,11 +296,14 @@ impl Team {
         if reached(counter, round) {
             return Ok(());
         }
-        for _ in 0..if self.may_spin { SPINS } else { 0 } {
-            std::hint::spin_loop();
-            if reached(counter, round) {
-                return Ok(());
+        if self.may_spin {
+            for _ in 0..SPINS {
+                std::hint::spin_loop();
+                if reached(counter, round) {
+                    return Ok(());
+                }
             }
+            self.part_ways();
         }
         for _ in 0..YIELDS {
             rustix::thread::sched_yield();
@@ -285,6 +312,19 @@ impl Team {
             }
         }
         self.sleep_until(member, word, round, timeout)
+    }
+
+    /// Leaves this core if a member before this one waits here too: ranks that each could have a core should.
+    #[cold]
+    fn part_ways(&self) {
+        let core = |m: usize| (self.segment.word(m, Word::Core).load(Ordering::Relaxed) as usize).checked_sub(1);
+        let here = cores::current();
+        self.segment.word(self.me, Word::Core).store(here as u32 + 1, Ordering::Relaxed);
+        let shared = (0..self.me).any(|m| core(m) == Some(here));
+        if shared && self.moved.get().is_none_or(|at| at.elapsed() > MOVE_PAUSE) {
+            self.moved.set(Some(Instant::now()));
+            cores::move_away(self.others().filter_map(core));
+        }
     }
 
     #[cold]
