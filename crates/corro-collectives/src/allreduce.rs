@@ -32,6 +32,7 @@ impl Group {
     /// Reduces several tensors at once, in place: one collective instead of many (tensor fusion). All members must pass
     /// tensors of the same lengths in the same order.
     pub fn allreduce_many(&mut self, tensors: &mut [&mut [u8]], how: &Reduction) -> Result<()> {
+        self.usable()?;
         for tensor in tensors.iter() {
             how.check(tensor.len())?;
         }
@@ -47,6 +48,7 @@ impl Group {
             scale(&mut pieces, how.dtype, how.factor(1));
             return Ok(());
         }
+        self.begin(Collective::Allreduce, Some(how), bytes);
         self.guarded(|group| group.allreduce_pieces(&mut pieces, how))
     }
 
@@ -64,6 +66,7 @@ impl Group {
 
     /// Reduces a part of [`Group::shared`] over all members, in place. All members must name the same part.
     pub fn allreduce_shared(&mut self, range: Range<usize>, how: &Reduction) -> Result<()> {
+        self.usable()?;
         how.check(range.len())?;
         let alone = self.size() == 1;
         let shared = self.shared();
@@ -86,6 +89,7 @@ impl Group {
             corro_kernels::scale(how.dtype, part, how.factor(1));
             return Ok(());
         }
+        self.begin(Collective::Allreduce, Some(how), range.len());
         self.guarded(|group| group.allreduce_area(&range, how))
     }
 
@@ -102,9 +106,11 @@ impl Group {
         match (algorithm, &mut self.channel.team) {
             (Algorithm::Direct, Some(team)) => direct::allreduce(team, pieces, arithmetic, self.timeout),
             (Algorithm::Hierarchical, _) => {
-                let Self { channel, carriers, scratch, timeout, .. } = self;
+                let Self { channel, carriers, scratch, timeout, windows, .. } = self;
                 scratch.resize(SCRATCH, 0);
-                by_hosts(carriers, arithmetic, *timeout).allreduce(channel, pieces, scratch)
+                let first = *windows;
+                *windows += pieces.len().div_ceil(hierarchical::WINDOW);
+                by_hosts(carriers, arithmetic, *timeout, first).allreduce(channel, pieces, scratch)
             }
             _ => {
                 let Self { channel, all, scratch, .. } = self;
@@ -132,7 +138,7 @@ impl Group {
             }
             (Some(_), Algorithm::Hierarchical) if how.op != ReduceOp::Adasum => {
                 scratch.resize(SCRATCH, 0);
-                by_hosts(carriers, arithmetic, *timeout).allreduce_area(channel, range, scratch)
+                by_hosts(carriers, arithmetic, *timeout, 0).allreduce_area(channel, range, scratch)
             }
             // The other algorithms see it as plain memory, which it is.
             (Some(_), _) => {
@@ -170,12 +176,13 @@ fn by_hosts(
     carriers: &Carriers,
     how: Arithmetic,
     timeout: Duration,
+    first: usize,
 ) -> hierarchical::Job<'_, impl Fn(&Subset, usize) -> Result<Schedule>> {
     let between = move |subset: &Subset, bytes: usize| {
         let algorithm = choose(Collective::Allreduce, Topology::OneEach, subset.size(), bytes, None)?;
         Ok(plan(subset, bytes, how.dtype, algorithm))
     };
-    hierarchical::Job { carriers, how, timeout, between }
+    hierarchical::Job { carriers, how, timeout, first, between }
 }
 
 pub(crate) fn scale(pieces: &mut Pieces<'_, '_>, dtype: DType, factor: f64) {

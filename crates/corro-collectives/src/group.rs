@@ -38,6 +38,8 @@ pub struct Group {
     pub(crate) own_area: Vec<u8>,
     pub(crate) area: usize,
     pub(crate) timeout: Duration,
+    /// Windows that hierarchical allreduces have used so far.
+    pub(crate) windows: usize,
     broken: Option<Error>,
 }
 
@@ -67,6 +69,7 @@ impl Group {
             own_area: Vec::new(),
             area: fabric.settings().area,
             timeout: links.timeout(),
+            windows: 0,
             broken: None,
             channel,
         })
@@ -117,6 +120,7 @@ impl Group {
         if self.size() == 1 || total == 0 {
             return Ok(());
         }
+        self.begin(Collective::Allgather, None, total);
         self.guarded(|group| match (group.choose(Collective::Allgather, total)?, &mut group.channel.team) {
             (Algorithm::Direct, Some(team)) => direct::allgather(team, &places, output, group.timeout),
             (algorithm, _) => group.run(&[], output, None, |b, s| match algorithm {
@@ -143,6 +147,7 @@ impl Group {
             return Ok(());
         }
         let bytes = data.len();
+        self.begin(Collective::Broadcast, None, bytes << 12 | root);
         self.guarded(|group| match (group.choose(Collective::Broadcast, bytes)?, &mut group.channel.team) {
             (Algorithm::Direct, Some(team)) => direct::broadcast(team, root, data, group.timeout),
             (Algorithm::Hierarchical, _) => group.broadcast_by_hosts(data, root),
@@ -200,6 +205,7 @@ impl Group {
             output.copy_from_slice(&input[out[me].clone()]);
             return Ok(());
         }
+        self.begin(Collective::Alltoall, None, longest);
         self.guarded(|group| match (group.choose(Collective::Alltoall, longest)?, &mut group.channel.team) {
             (Algorithm::Direct, Some(team)) => {
                 direct::alltoall(team, input, &out, output, &into, longest, group.timeout)
@@ -261,6 +267,7 @@ impl Group {
             return Ok(());
         }
         let arithmetic = self.arithmetic(how);
+        self.begin(Collective::Reducescatter, Some(how), input.len());
         self.guarded(|group| match (group.choose(Collective::Reducescatter, input.len())?, &mut group.channel.team) {
             (Algorithm::Direct, Some(team)) => {
                 direct::reducescatter(team, input, &chunks, output, arithmetic, group.timeout)
@@ -338,11 +345,23 @@ impl Group {
         choose(collective, self.topology, self.size(), bytes, self.forced)
     }
 
+    /// The error that ended this group, if one did.
+    pub(crate) fn usable(&self) -> Result<()> {
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    /// Tells the ranks of this host what comes, so that ranks in different collectives notice.
+    pub(crate) fn begin(&mut self, collective: Collective, how: Option<&Reduction>, bytes: usize) {
+        if let Some(team) = &mut self.channel.team {
+            // Never 0, which is a barrier.
+            let (dtype, op) = how.map_or((0, 0), |h| (h.dtype as u64 + 1, h.op as u64 + 1));
+            team.begin((bytes as u64) << 16 | op << 12 | dtype << 8 | (collective as u64 + 1));
+        }
+    }
+
     /// Runs a collective; an error of the network or of a peer is this group's end.
     pub(crate) fn guarded(&mut self, collective: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        if let Some(broken) = &self.broken {
-            return Err(broken.clone());
-        }
+        self.usable()?;
         let result = collective(self);
         if let Err(error) = &result {
             self.channel.abandon(error);

@@ -7,7 +7,8 @@
 mod support;
 
 use corro_collectives::{Algorithm, Collective, DType, Group, ReduceOp, Reduction, Topology};
-use support::{Transport, model, on_ranks, sample};
+use corro_transport::Settings;
+use support::{Transport, model, on_ranks, sample, with_fabrics};
 
 const ALGORITHMS: [Algorithm; 5] =
     [Algorithm::Direct, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Tree, Algorithm::Hierarchical];
@@ -77,7 +78,9 @@ fn movers(transport: Transport, ranks: &[usize], lengths: &'static [usize]) {
                     if applies(algorithm, Collective::Broadcast, group) {
                         for root in [0, n / 2, n - 1] {
                             let mut data = sample(DType::I32, me, len);
-                            group.broadcast_bytes(&mut data, root).expect(&case("broadcast"));
+                            group
+                                .broadcast_bytes(&mut data, root)
+                                .unwrap_or_else(|e| panic!("{}: {e}", case("broadcast")));
                             assert!(data == sample(DType::I32, root, len), "{}", case("broadcast"));
                         }
                     }
@@ -85,14 +88,16 @@ fn movers(transport: Transport, ranks: &[usize], lengths: &'static [usize]) {
                         // Rank r brings len + r elements, and every third one brings none.
                         let length = |r: usize| if r % 3 == 2 { 0 } else { len + r };
                         let input = support::numbers(me, length(me));
-                        let output = group.allgather(&input).expect(&case("allgather"));
+                        let output = group.allgather(&input).unwrap_or_else(|e| panic!("{}: {e}", case("allgather")));
                         let want: Vec<i32> = (0..n).flat_map(|r| support::numbers(r, length(r))).collect();
                         assert!(output == want, "{}", case("allgather"));
                     }
                     if applies(algorithm, Collective::Reducescatter, group) {
                         let (rows, width) = (len, 3);
                         let input = support::numbers(me, rows * width);
-                        let output = group.reducescatter(&input, rows, ReduceOp::Sum).expect(&case("reducescatter"));
+                        let output = group
+                            .reducescatter(&input, rows, ReduceOp::Sum)
+                            .unwrap_or_else(|e| panic!("{}: {e}", case("reducescatter")));
                         let all = model::sum_of_numbers(n, rows * width);
                         let mine = corro_core::shape::share(rows, n, me);
                         assert!(output == all[mine.start * width..mine.end * width], "{}", case("reducescatter"));
@@ -102,13 +107,14 @@ fn movers(transport: Transport, ranks: &[usize], lengths: &'static [usize]) {
                         let split = |a: usize, b: usize| (a + 2 * b) % 4 * len;
                         let splits: Vec<usize> = (0..n).map(|b| split(me, b)).collect();
                         let input: Vec<i32> = (0..n).flat_map(|b| support::letter(me, b, split(me, b))).collect();
-                        let (output, received) = group.alltoall(&input, &splits).expect(&case("alltoall"));
+                        let (output, received) =
+                            group.alltoall(&input, &splits).unwrap_or_else(|e| panic!("{}: {e}", case("alltoall")));
                         assert_eq!(received, (0..n).map(|a| split(a, me)).collect::<Vec<_>>(), "{}", case("alltoall"));
                         let want: Vec<i32> = (0..n).flat_map(|a| support::letter(a, me, split(a, me))).collect();
                         assert!(output == want, "{}", case("alltoall"));
                     }
                     if applies(algorithm, Collective::Barrier, group) {
-                        group.barrier().expect(&case("barrier"));
+                        group.barrier().unwrap_or_else(|e| panic!("{}: {e}", case("barrier")));
                     }
                 }
             }
@@ -172,6 +178,22 @@ fn tcp_between_hosts_and_memory_inside() {
     allreduce_table(Transport::TcpAndShm, &[3, 4, 5, 8], &[0, 1, 7, 100]);
     allreduce_long(Transport::TcpAndShm, &[3, 5], &[100_003, 700_001]);
     movers(Transport::TcpAndShm, &[3, 5], &[0, 1, 1000, 100_003]);
+}
+
+/// Messages of one pair of ranks on several connections, more data than sockets hold: streams must not mix.
+#[test]
+fn several_streams_a_pair() {
+    for transport in [Transport::Tcp, Transport::Tls] {
+        let settings = Settings { streams: 3, ..support::settings() };
+        with_fabrics(transport, 3, settings, move |fabric| {
+            let mut group = Group::world(fabric).expect("opening the world");
+            let len = 6_000_003;
+            let mut data = sample(DType::U8, group.rank(), len);
+            group.allreduce_bytes(&mut data, &Reduction::new(DType::U8, ReduceOp::Sum)).expect("allreduce");
+            assert!(data == model::allreduce(DType::U8, ReduceOp::Sum, 3, len), "{transport:?}");
+            group.barrier().expect("the last barrier");
+        });
+    }
 }
 
 #[test]

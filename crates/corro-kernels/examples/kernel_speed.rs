@@ -3,8 +3,6 @@
 //! `cargo run --release -p corro-kernels --example kernel_speed [filter]`, where the filter is a part of a line's name,
 //! such as "float32", "avx2" or "call".
 
-#![expect(unsafe_code, reason = "measures the functions that take raw pointers")]
-
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -85,12 +83,6 @@ fn main() {
     for k in [2, 4] {
         report(format!("memory float32 Sum k={k}"), k * IN_MEMORY, &mut || {
             corro_kernels::reduce_slices(ReduceOp::Sum, DType::F32, black_box(&mut dst), black_box(&slices[..k]), 1.0);
-        });
-    }
-    for streaming in [false, true] {
-        report(format!("memory copy, streaming {streaming}"), IN_MEMORY, &mut || {
-            // SAFETY: both buffers are IN_MEMORY bytes long and apart from each other.
-            unsafe { corro_kernels::copy(black_box(&mut dst).as_mut_ptr(), slices[0].as_ptr(), IN_MEMORY, streaming) }
         });
     }
     report("memory float32 Sum in place".into(), 2 * IN_MEMORY, &mut || {

@@ -12,7 +12,7 @@ use corro_core::{DType, ReduceOp};
 /// The kernels of one instruction set. All of them need the instruction set, and pointers good for `count` elements.
 pub(crate) struct Kernels {
     pub(crate) name: &'static str,
-    pub(crate) reduce: unsafe fn(ReduceOp, DType, *mut u8, &[*const u8], usize, f64),
+    pub(crate) reduce: unsafe fn(ReduceOp, DType, &[*mut u8], &[*const u8], usize, f64),
     pub(crate) cast: unsafe fn(DType, DType, *const u8, *mut u8, usize),
     pub(crate) dot_and_norms: unsafe fn(DType, *const u8, *const u8, usize) -> [f64; 3],
     pub(crate) combine: unsafe fn(DType, *mut u8, f64, *const u8, f64, usize),
@@ -66,7 +66,7 @@ impl InstructionSet {
         assert_same_length(dst.len(), src.len());
         let start = dst.as_mut_ptr();
         // SAFETY: both slices have `count` elements; dst is exactly the first source.
-        unsafe { self.reduce_many(op, dtype, start, &[start.cast_const(), src.as_ptr()], count, 1.0) }
+        unsafe { self.reduce_many(op, dtype, &[start], &[start.cast_const(), src.as_ptr()], count, 1.0) }
     }
 
     /// See [`crate::reduce_many`].
@@ -78,7 +78,7 @@ impl InstructionSet {
         self,
         op: ReduceOp,
         dtype: DType,
-        dst: *mut u8,
+        dsts: &[*mut u8],
         srcs: &[*const u8],
         count: usize,
         factor: f64,
@@ -86,7 +86,7 @@ impl InstructionSet {
         assert!(!srcs.is_empty(), "reduce_many needs at least one source");
         assert!(dtype != DType::Bool || factor == 1.0, "a bool cannot be scaled (factor {factor})");
         // SAFETY: the caller's promise; only instruction sets of this machine are ever made.
-        unsafe { (self.0.reduce)(op, dtype, dst, srcs, count, factor) }
+        unsafe { (self.0.reduce)(op, dtype, dsts, srcs, count, factor) }
     }
 
     /// See [`crate::reduce_slices`].
@@ -100,7 +100,7 @@ impl InstructionSet {
             })
             .collect();
         // SAFETY: every slice has `count` elements; a mutable slice overlaps no other.
-        unsafe { self.reduce_many(op, dtype, dst.as_mut_ptr(), &starts, count, factor) }
+        unsafe { self.reduce_many(op, dtype, &[dst.as_mut_ptr()], &starts, count, factor) }
     }
 
     /// See [`crate::scale`].
@@ -109,7 +109,7 @@ impl InstructionSet {
         let start = data.as_mut_ptr();
         // A reduction of one source is that source times the factor, whatever the op.
         // SAFETY: the slice has `count` elements and is exactly the only source.
-        unsafe { self.reduce_many(ReduceOp::Sum, dtype, start, &[start.cast_const()], count, factor) }
+        unsafe { self.reduce_many(ReduceOp::Sum, dtype, &[start], &[start.cast_const()], count, factor) }
     }
 
     /// See [`crate::cast`].

@@ -54,7 +54,7 @@ macro_rules! kernels_for {
         unsafe fn reduce(
             op: ReduceOp,
             dtype: DType,
-            dst: *mut u8,
+            dsts: &[*mut u8],
             srcs: &[*const u8],
             count: usize,
             factor: f64,
@@ -64,13 +64,13 @@ macro_rules! kernels_for {
             $(#[$attribute])?
             #[inline(never)]
             unsafe fn kernel<E: Element, C: $crate::element::Combine, const WIDE: usize, const SLIM: usize>(
-                dst: *mut u8,
+                dsts: &[*mut u8],
                 srcs: &[*const u8],
                 count: usize,
                 factor: f64,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { $crate::reduce::reduce::<E, C, WIDE, SLIM>(dst, srcs, count, factor) }
+                unsafe { $crate::reduce::reduce::<E, C, WIDE, SLIM>(dsts, srcs, count, factor) }
             }
 
             $crate::instantiate::with_element!(dtype, $f16, $bf16, |E| {
@@ -79,10 +79,10 @@ macro_rules! kernels_for {
                 // SAFETY: the caller's promise, which includes the target features.
                 unsafe {
                     match op {
-                        ReduceOp::Sum | ReduceOp::Average => kernel::<E, Sum, WIDE, SLIM>(dst, srcs, count, factor),
-                        ReduceOp::Product => kernel::<E, Product, WIDE, SLIM>(dst, srcs, count, factor),
-                        ReduceOp::Min => kernel::<E, Min, WIDE, SLIM>(dst, srcs, count, factor),
-                        ReduceOp::Max => kernel::<E, Max, WIDE, SLIM>(dst, srcs, count, factor),
+                        ReduceOp::Sum | ReduceOp::Average => kernel::<E, Sum, WIDE, SLIM>(dsts, srcs, count, factor),
+                        ReduceOp::Product => kernel::<E, Product, WIDE, SLIM>(dsts, srcs, count, factor),
+                        ReduceOp::Min => kernel::<E, Min, WIDE, SLIM>(dsts, srcs, count, factor),
+                        ReduceOp::Max => kernel::<E, Max, WIDE, SLIM>(dsts, srcs, count, factor),
                         ReduceOp::Adasum => panic!("adasum is not a reduction of single elements"),
                     }
                 }

@@ -28,7 +28,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod cast;
-mod copy;
 mod dispatch;
 mod element;
 mod float16;
@@ -40,7 +39,6 @@ mod scalar;
 
 use corro_core::{DType, ReduceOp};
 
-pub use copy::copy;
 pub use dispatch::InstructionSet;
 
 /// `dst[i] = op(dst[i], src[i])`.
@@ -49,19 +47,19 @@ pub fn reduce(op: ReduceOp, dtype: DType, dst: &mut [u8], src: &[u8]) {
     InstructionSet::best().reduce(op, dtype, dst, src);
 }
 
-/// `dst[i] = op(..op(op(srcs[0][i], srcs[1][i]), srcs[2][i]).., srcs[k-1][i]) * factor`, in that order and in one pass
-/// over memory. A factor of exactly 1 is no multiplication.
+/// `op(..op(op(srcs[0][i], srcs[1][i]), srcs[2][i]).., srcs[k-1][i]) * factor`, in that order, goes to element `i` of
+/// every one of `dsts`, in one pass over memory. A factor of exactly 1 is no multiplication.
 ///
 /// Works on memory that other processes read or write: it is only ever loaded from and stored to, never referenced.
 ///
 /// # Safety
-/// Every pointer must be good for `count` elements: `srcs` for reading, `dst` for writing. `dst` may start where one of
-/// `srcs` starts, and overlaps none in another way.
+/// Every pointer must be good for `count` elements: `srcs` for reading, `dsts` for writing. Each of `dsts` may start
+/// where one of `srcs` starts, and overlaps none, and no other of `dsts`, in another way.
 #[expect(unsafe_code, reason = "the caller vouches for the pointers")]
 #[inline]
-pub unsafe fn reduce_many(op: ReduceOp, dtype: DType, dst: *mut u8, srcs: &[*const u8], count: usize, factor: f64) {
+pub unsafe fn reduce_many(op: ReduceOp, dtype: DType, dsts: &[*mut u8], srcs: &[*const u8], count: usize, factor: f64) {
     // SAFETY: the caller's promise is the same.
-    unsafe { InstructionSet::best().reduce_many(op, dtype, dst, srcs, count, factor) }
+    unsafe { InstructionSet::best().reduce_many(op, dtype, dsts, srcs, count, factor) }
 }
 
 /// [`reduce_many`] for slices.

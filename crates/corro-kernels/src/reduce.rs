@@ -7,26 +7,26 @@
 
 use crate::element::{Arithmetic, Combine, Element};
 
-/// `dst[i] = srcs[0][i] op srcs[1][i] op .. * factor`, from left to right.
+/// `srcs[0][i] op srcs[1][i] op .. * factor`, from left to right, goes to element `i` of every destination.
 ///
 /// `WIDE` elements should fill several of the widest registers, `SLIM` about one: it shortens what is left for the
 /// element-by-element end.
 ///
 /// # Safety
-/// All of `srcs` must be readable, and `dst` writable, for `count` elements. `dst` may start where one of `srcs` starts,
-/// and overlaps none in another way. `srcs` is not empty.
+/// All of `srcs` must be readable, and `dsts` writable, for `count` elements. Each of `dsts` may start where one of `srcs`
+/// starts; they overlap in no other way. `srcs` is not empty.
 #[inline(always)]
 pub(crate) unsafe fn reduce<E: Element, C: Combine, const WIDE: usize, const SLIM: usize>(
-    dst: *mut u8,
+    dsts: &[*mut u8],
     srcs: &[*const u8],
     count: usize,
     factor: f64,
 ) {
     // SAFETY: the caller's promise, and each call starts where the one before has stopped.
     unsafe {
-        let at = reduce_blocks::<E, C, WIDE>(dst, srcs, 0, count, factor);
-        let at = reduce_blocks::<E, C, SLIM>(dst, srcs, at, count, factor);
-        reduce_blocks::<E, C, 1>(dst, srcs, at, count, factor);
+        let at = reduce_blocks::<E, C, WIDE>(dsts, srcs, 0, count, factor);
+        let at = reduce_blocks::<E, C, SLIM>(dsts, srcs, at, count, factor);
+        reduce_blocks::<E, C, 1>(dsts, srcs, at, count, factor);
     }
 }
 
@@ -36,7 +36,7 @@ pub(crate) unsafe fn reduce<E: Element, C: Combine, const WIDE: usize, const SLI
 /// As for [`reduce`].
 #[inline(always)]
 unsafe fn reduce_blocks<E: Element, C: Combine, const N: usize>(
-    dst: *mut u8,
+    dsts: &[*mut u8],
     srcs: &[*const u8],
     mut at: usize,
     count: usize,
@@ -44,7 +44,7 @@ unsafe fn reduce_blocks<E: Element, C: Combine, const N: usize>(
 ) -> usize {
     let [first, rest @ ..] = srcs else { return count };
     while count - at >= N {
-        // SAFETY: at + N <= count. The block is read from every source before any of it is written, so dst may be one.
+        // SAFETY: at + N <= count. The block is read from every source before any of it is written, so a destination may be one.
         unsafe {
             let mut acc = E::load_permuted::<N>(first.cast::<E>().add(at));
             for src in rest {
@@ -58,7 +58,9 @@ unsafe fn reduce_blocks<E: Element, C: Combine, const N: usize>(
                     *value = value.scale(factor);
                 }
             }
-            E::store_permuted(acc, dst.cast::<E>().add(at));
+            for dst in dsts {
+                E::store_permuted(acc, dst.cast::<E>().add(at));
+            }
         }
         at += N;
     }

@@ -110,7 +110,7 @@ fn the_destination_may_be_any_one_of_the_sources() {
                     let mut starts: Vec<*const u8> = copies.iter().map(Vec::as_ptr).collect();
                     starts[place] = dst;
                     // SAFETY: all have `count` elements; dst is exactly one of the sources.
-                    unsafe { isa.reduce_many(op, dtype, dst, &starts, count, 1.0) }
+                    unsafe { isa.reduce_many(op, dtype, &[dst], &starts, count, 1.0) }
                     assert_same(dtype, &copies[place], &expected, || {
                         format!("{isa:?} {op} {dtype} into source {place}")
                     });
@@ -286,19 +286,23 @@ fn combining_is_two_products_and_a_sum_in_the_type_computed_in() {
     }
 }
 
+/// Several destinations, some of them sources, get what one would.
 #[test]
-fn copies_are_exact_at_any_length_and_alignment() {
-    let mut random = Random(9);
-    let src = random.elements(DType::U8, 2000);
-    for streaming in [false, true] {
-        for len in [0, 1, 15, 63, 64, 65, 127, 128, 1000, 1900] {
-            for offset in [0, 1, 16, 63] {
-                let mut dst = vec![0xa5; 2000];
-                // SAFETY: both are 2000 bytes long, and apart.
-                unsafe { corro_kernels::copy(dst.as_mut_ptr().add(offset), src.as_ptr().add(3), len, streaming) }
-                assert_eq!(dst[offset..offset + len], src[3..3 + len]);
-                assert!(dst[..offset].iter().chain(&dst[offset + len..]).all(|b| *b == 0xa5), "wrote outside");
-            }
+fn every_destination_gets_the_result() {
+    let sources: Vec<Vec<u8>> =
+        (0..3u8).map(|k| (0..1001u32 * 4).map(|i| (i as u8).wrapping_mul(k + 1) & 0x3f).collect()).collect();
+    let slices: Vec<&[u8]> = sources.iter().map(Vec::as_slice).collect();
+    for isa in InstructionSet::available() {
+        for dtype in [DType::F32, DType::U8, DType::BF16] {
+            let count = sources[0].len() / dtype.size();
+            let mut want = vec![0; sources[0].len()];
+            isa.reduce_slices(ReduceOp::Sum, dtype, &mut want, &slices, 1.0);
+            let (mut buffers, mut apart) = (sources.clone(), vec![0; want.len()]);
+            let dsts = [apart.as_mut_ptr(), buffers[0].as_mut_ptr(), buffers[2].as_mut_ptr()];
+            let starts: Vec<*const u8> = buffers.iter().map(Vec::as_ptr).collect();
+            // SAFETY: all buffers have `count` elements; two destinations are exactly sources, the third overlaps none.
+            unsafe { isa.reduce_many(ReduceOp::Sum, dtype, &dsts, &starts, count, 1.0) }
+            assert!([&apart, &buffers[0], &buffers[2]].iter().all(|b| **b == want), "{} {dtype}", isa.name());
         }
     }
 }

@@ -16,7 +16,8 @@ const GRACE: Duration = Duration::from_secs(2);
 pub fn run_local(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Result<()> {
     let secret = Secret::random()?;
     let tls = config::TLS.flag(false);
-    let store = store::Server::start(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &secret, tls, store::Limits::default())?;
+    let store =
+        store::Server::start(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &secret, tls, store::Limits::default())?;
     let mut children = Children(Vec::new());
     for rank in 0..ranks {
         let mut command = command(rank);
@@ -47,7 +48,8 @@ impl Children {
                 *slot = None;
                 ended = true;
                 if !status.success() && failure.is_none() {
-                    failure = Some((Error::Shutdown(format!("rank {rank} ended with {status}")), Instant::now() + GRACE));
+                    failure =
+                        Some((Error::Shutdown(format!("rank {rank} ended with {status}")), Instant::now() + GRACE));
                 }
             }
             if let Some((error, until)) = &failure

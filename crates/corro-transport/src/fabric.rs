@@ -17,12 +17,15 @@ use crate::secret::Secret;
 use crate::shm::meet::{Invitation, Seats, meet};
 use crate::shm::segment::Sizes;
 use crate::shm::stream::RingStream;
-use crate::shm::team::{Member, Team};
+use crate::shm::team::{Hosts, Member, Team};
 use crate::stream::Stream;
 use crate::tcp::{Endpoint, EndpointConfig, PeerAddress};
 
 /// Longest description of a rank that is believed.
 const CARD_CAP: usize = 64 << 10;
+
+/// How long to look whether a rank has come, once it is too late anyway.
+const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// What a rank tells all others about itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,6 +106,7 @@ impl Settings {
 pub struct Fabric {
     rank: Rank,
     cards: Vec<Card>,
+    hosts: Hosts,
     settings: Settings,
     may_spin: bool,
     reach: Reach,
@@ -144,7 +148,16 @@ impl Fabric {
         rendezvous.publish(&card_key(rank), corro_core::codec::encode(&card)?, deadline)?;
         let keys: Vec<String> = (0..size).map(card_key).collect();
         let mut cards = Vec::with_capacity(size);
-        for (of, bytes) in rendezvous.collect(&keys, deadline)?.into_iter().enumerate() {
+        let all = match rendezvous.collect(&keys, deadline) {
+            Ok(all) => all,
+            Err(error) => {
+                let missing = missing(size, rendezvous);
+                let Some(first) = missing.first() else { return Err(error) };
+                let cause = format!("ranks {missing:?} did not come to the rendezvous: {error}");
+                return Err(Error::peer_lost(*first, "an unknown host", cause));
+            }
+        };
+        for (of, bytes) in all.into_iter().enumerate() {
             let card = corro_core::codec::take::<Card>(&bytes, CARD_CAP).ok().flatten().ok_or_else(|| {
                 Error::Malformed(format!("rank {of} described itself in a way this corro can't read"))
             })?;
@@ -157,7 +170,7 @@ impl Fabric {
         // All ranks of the host count, not only those of one group.
         let here = cards.iter().filter(|c| c.locality == cards[rank].locality).count();
         let may_spin = may_spin(&settings, here);
-        Ok(Arc::new(Self { rank, cards, settings, may_spin, reach }))
+        Ok(Arc::new(Self { rank, hosts: host_names(&cards), cards, settings, may_spin, reach }))
     }
 
     /// Fabrics for threads of this process: `hosts[r]` is the (simulated) host of rank `r`.
@@ -171,7 +184,8 @@ impl Fabric {
             .map(|rank| {
                 let reach = Reach::Threads(Arc::clone(&hub));
                 let may_spin = may_spin(settings, hosts.len());
-                Arc::new(Self { rank, cards: cards.clone(), settings: settings.clone(), may_spin, reach })
+                let (hosts, cards) = (host_names(&cards), cards.clone());
+                Arc::new(Self { rank, hosts, cards, settings: settings.clone(), may_spin, reach })
             })
             .collect()
     }
@@ -238,16 +252,16 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Ends all connections, so that peers learn at once that this rank has given up because of `cause`.
+    /// Ends all connections, so that peers learn at once that this rank has given up, and because of whom.
     pub fn abandon(&mut self, cause: &Error) {
+        let own = self.links.members[self.links.me];
+        let culprit = if let Error::PeerLost { rank, .. } = cause { *rank } else { own };
         if let Some(team) = &self.team {
-            let culprit = match cause {
-                Error::PeerLost { rank, .. } => team.members().iter().position(|m| m.rank == *rank),
-                _ => None,
-            };
-            team.abandon(culprit.unwrap_or_else(|| team.me()));
+            team.abandon(culprit);
         }
-        self.links.open.iter_mut().for_each(|l| *l = None);
+        for mut link in self.links.open.iter_mut().filter_map(Option::take) {
+            link.say_goodbye(culprit);
+        }
     }
 }
 
@@ -335,7 +349,13 @@ impl Links {
         }
         let Some(seats) = &self.here else { return Ok(None) };
         let members = ranks.iter().enumerate().map(|(seat, rank)| self.member(*rank, seats, seat)).collect();
-        Ok(Some(Team::new(Arc::clone(&seats.segment), members, me, self.fabric.may_spin)))
+        Ok(Some(Team::new(
+            Arc::clone(&seats.segment),
+            members,
+            me,
+            self.fabric.may_spin,
+            Arc::clone(&self.fabric.hosts),
+        )))
     }
 
     fn member(&self, rank: Rank, seats: &Seats, seat: usize) -> Member {
@@ -353,7 +373,7 @@ impl Links {
             Some(ring) => vec![ring],
             None => self.network(rank, card)?,
         };
-        Ok(Link::new(rank, card.host.clone(), streams))
+        Ok(Link::new(rank, Arc::clone(&self.fabric.hosts), streams))
     }
 
     /// A stream through memory, if there is memory between us.
@@ -364,7 +384,8 @@ impl Links {
             None => (self.elsewhere.as_ref()?, self.me, member),
         };
         let who = self.member(self.members[member], seats, peer);
-        Some(Box::new(RingStream::new(Arc::clone(&seats.segment), me, peer, Arc::clone(&seats.doorbells), who)))
+        let (segment, doorbells) = (Arc::clone(&seats.segment), Arc::clone(&seats.doorbells));
+        Some(Box::new(RingStream::new(segment, me, peer, doorbells, who, Arc::clone(&self.fabric.hosts))))
     }
 
     fn network(&self, rank: Rank, card: &Card) -> Result<Vec<Box<dyn Stream>>> {
@@ -382,6 +403,16 @@ impl Links {
             endpoint.accept(&peer, self.id, settings.streams, deadline)
         }
     }
+}
+
+fn host_names(cards: &[Card]) -> Hosts {
+    cards.iter().map(|c| c.host.clone()).collect()
+}
+
+/// Which ranks have not left their card, as far as a short look tells: the first few.
+fn missing(size: usize, rendezvous: &mut dyn Rendezvous) -> Vec<Rank> {
+    let mut absent = |rank: &Rank| rendezvous.collect(&[card_key(*rank)], Deadline::after(BRIEFLY)).is_err();
+    (0..size).filter(|rank| absent(rank)).take(4).collect()
 }
 
 fn card_key(rank: Rank) -> String {

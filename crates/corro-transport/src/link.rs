@@ -6,6 +6,7 @@
 
 use corro_core::{Error, Rank, Result};
 
+use crate::shm::team::Hosts;
 use crate::stream::{Broken, Stream};
 
 /// Bytes in front of each payload.
@@ -14,16 +15,26 @@ const HEADER_BYTES: usize = 16;
 /// Messages up to this long go through a stream together with their header: one system call instead of two.
 const SMALL: usize = 1024;
 
+/// First bytes of a goodbye: the sender gives up because of the rank in the header's number.
+const GOODBYE: u32 = u32::from_le_bytes(*b"bye1");
+
 /// First bytes of each header: tells a lost place in the stream from a disagreement about lengths.
 const MAGIC: u32 = u32::from_le_bytes(*b"crr1");
 
 /// The connection to one peer.
 pub struct Link {
     peer: Rank,
-    host: String,
-    streams: Vec<Box<dyn Stream>>,
+    hosts: Hosts,
+    lanes: Vec<Lane>,
     sent: u64,
     received: u64,
+}
+
+/// One stream, and whether it is in the middle of a message.
+struct Lane {
+    stream: Box<dyn Stream>,
+    sending: bool,
+    receiving: bool,
 }
 
 /// A message on its way out: how far it is.
@@ -85,20 +96,21 @@ fn header(number: u64, len: usize) -> Result<[u8; HEADER_BYTES]> {
 }
 
 impl Link {
-    /// A link to `peer` on `host` over these streams (at least one), in the order both ends know them.
-    pub fn new(peer: Rank, host: String, streams: Vec<Box<dyn Stream>>) -> Self {
+    /// A link to `peer` over these streams (at least one), in the order both ends know them.
+    pub(crate) fn new(peer: Rank, hosts: Hosts, streams: Vec<Box<dyn Stream>>) -> Self {
         assert!(!streams.is_empty(), "a link without a stream");
-        Self { peer, host, streams, sent: 0, received: 0 }
+        let lanes = streams.into_iter().map(|stream| Lane { stream, sending: false, receiving: false }).collect();
+        Self { peer, hosts, lanes, sent: 0, received: 0 }
     }
 
     /// The stream the next message will leave on. It must not be started before the last one there is sent.
     pub fn next_outgoing_stream(&self) -> usize {
-        (self.sent % self.streams.len() as u64) as usize
+        (self.sent % self.lanes.len() as u64) as usize
     }
 
     /// The stream the next message will come on. It must not be started before the last one there is received.
     pub fn next_incoming_stream(&self) -> usize {
-        (self.received % self.streams.len() as u64) as usize
+        (self.received % self.lanes.len() as u64) as usize
     }
 
     /// The rank it leads to.
@@ -123,7 +135,8 @@ impl Link {
     /// Sends what goes now; `payload` is the whole payload each time. True if anything moved.
     pub fn try_send(&mut self, message: &mut Outgoing, payload: &[u8]) -> Result<bool> {
         debug_assert_eq!(payload.len(), message.len);
-        let stream = &mut self.streams[message.stream];
+        let lane = &mut self.lanes[message.stream];
+        let stream = &mut lane.stream;
         let before = message.header_done + message.done;
         let result = (|| {
             if message.header_done < HEADER_BYTES {
@@ -147,7 +160,9 @@ impl Link {
             }
             stream.try_flush()
         })();
-        message.flushed = result.map_err(|broken| self.lost(broken))?;
+        let done = message.header_done + message.done;
+        lane.sending = done > 0 && done < HEADER_BYTES + message.len;
+        message.flushed = result.map_err(|broken| self.broke(message.stream, broken))?;
         Ok(message.header_done + message.done > before)
     }
 
@@ -161,12 +176,13 @@ impl Link {
             self.receive_header(message)?;
         }
         while message.header_done == HEADER_BYTES && message.done < message.len {
-            let got = self.streams[message.stream].try_read(&mut payload[message.done..]);
-            match got.map_err(|broken| self.lost(broken))? {
+            let got = self.lanes[message.stream].stream.try_read(&mut payload[message.done..]);
+            match got.map_err(|broken| self.broke(message.stream, broken))? {
                 0 => break,
                 n => message.done += n,
             }
         }
+        self.note(message);
         Ok(message.header_done + message.done > before)
     }
 
@@ -183,75 +199,126 @@ impl Link {
         if want == 0 {
             return Ok(0);
         }
-        let got = self.streams[message.stream].try_read(&mut into[..want]).map_err(|broken| self.lost(broken))?;
+        let got = self.lanes[message.stream].stream.try_read(&mut into[..want]);
+        let got = got.map_err(|broken| self.broke(message.stream, broken))?;
         message.done += got;
+        self.note(message);
         Ok(got)
+    }
+
+    /// Remembers whether the message's stream is between messages.
+    fn note(&mut self, message: &Incoming) {
+        self.lanes[message.stream].receiving = message.header_done > 0 && !message.is_received();
     }
 
     fn receive_header(&mut self, message: &mut Incoming) -> Result<()> {
         if message.header_done == HEADER_BYTES {
             return Ok(());
         }
-        let got = self.streams[message.stream].try_read(&mut message.header[message.header_done..]);
-        message.header_done += got.map_err(|broken| self.lost(broken))?;
+        let got = self.lanes[message.stream].stream.try_read(&mut message.header[message.header_done..]);
+        message.header_done += got.map_err(|broken| self.broke(message.stream, broken))?;
         self.check_header(message)
     }
 
     /// Receives header and payload at once, as far as they have come. Gives how many bytes of payload.
     fn receive_small(&mut self, message: &mut Incoming, into: &mut [u8]) -> Result<usize> {
         let mut whole = [0u8; HEADER_BYTES + SMALL];
-        let got = self.streams[message.stream].try_read(&mut whole[..HEADER_BYTES + message.len]);
-        let got = got.map_err(|broken| self.lost(broken))?;
+        let got = self.lanes[message.stream].stream.try_read(&mut whole[..HEADER_BYTES + message.len]);
+        let got = got.map_err(|broken| self.broke(message.stream, broken))?;
         message.header_done = got.min(HEADER_BYTES);
         message.header.copy_from_slice(&whole[..HEADER_BYTES]);
         self.check_header(message)?;
         message.done = got - message.header_done;
         into[..message.done].copy_from_slice(&whole[HEADER_BYTES..HEADER_BYTES + message.done]);
+        self.note(message);
         Ok(message.done)
     }
 
     fn check_header(&self, message: &Incoming) -> Result<()> {
-        if message.header_done == HEADER_BYTES && message.header != message.expected {
-            let word = |bytes: &[u8; HEADER_BYTES]| u64::from_le_bytes(bytes[8..].try_into().unwrap_or_default());
-            return Err(if message.header[..4] == message.expected[..4] {
-                Error::Mismatch(format!(
-                    "rank {} sent a message of {} bytes where this rank expects {}: the ranks are in different collectives",
-                    self.peer,
-                    word(&message.header),
-                    word(&message.expected)
-                ))
-            } else {
-                self.lost(Broken("it sent bytes that are not a message".into()))
-            });
+        if message.header_done < HEADER_BYTES || message.header == message.expected {
+            return Ok(());
         }
-        Ok(())
+        if let Some(error) = self.blamed(&message.header) {
+            return Err(error);
+        }
+        if message.header[..4] != message.expected[..4] {
+            return Err(self.lost(Broken("it sent bytes that are not a message".into())));
+        }
+        let len = |bytes: &[u8; HEADER_BYTES]| u64::from_le_bytes(bytes[8..].try_into().unwrap_or_default());
+        Err(Error::Mismatch(format!(
+            "rank {} sent a message of {} bytes where this rank expects {}: the ranks are in different collectives",
+            self.peer,
+            len(&message.header),
+            len(&message.expected)
+        )))
     }
 
     /// The stream this message travels on.
     pub fn stream_of_outgoing(&self, message: &Outgoing) -> &dyn Stream {
-        self.streams[message.stream].as_ref()
+        self.lanes[message.stream].stream.as_ref()
     }
 
     /// As above.
     pub fn stream_of_incoming(&self, message: &Incoming) -> &dyn Stream {
-        self.streams[message.stream].as_ref()
+        self.lanes[message.stream].stream.as_ref()
     }
 
     /// All streams, for arming.
     pub fn streams_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn Stream>> {
-        self.streams.iter_mut()
+        self.lanes.iter_mut().map(|lane| &mut lane.stream)
     }
 
     /// An error if the peer is known to be gone.
     pub fn check(&mut self) -> Result<()> {
-        for i in 0..self.streams.len() {
-            self.streams[i].check().map_err(|broken| self.lost(broken))?;
+        for i in 0..self.lanes.len() {
+            self.lanes[i].stream.check().map_err(|broken| self.broke(i, broken))?;
         }
         Ok(())
     }
 
+    /// Tells the peer, as far as that goes without waiting, that this rank gives up because of `culprit`.
+    pub(crate) fn say_goodbye(&mut self, culprit: Rank) {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&GOODBYE.to_le_bytes());
+        bytes[4..8].copy_from_slice(&(culprit as u32).to_le_bytes());
+        for lane in self.lanes.iter_mut().filter(|lane| !lane.sending) {
+            let _ = lane.stream.try_write(&bytes);
+            let _ = lane.stream.try_flush();
+        }
+    }
+
+    /// Whom a goodbye blames, if this header is one.
+    fn blamed(&self, header: &[u8; HEADER_BYTES]) -> Option<Error> {
+        let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        if word(0) != GOODBYE {
+            return None;
+        }
+        let culprit = word(4) as usize;
+        let host = self.hosts.get(culprit).map_or("an unknown host", String::as_str);
+        Some(Error::peer_lost(culprit, host, format!("rank {} found it gone or stuck, or gave up itself", self.peer)))
+    }
+
+    /// The error for a stream that broke. If it broke because the peer gave up, the peer may have said why on a stream
+    /// that was between messages.
+    fn broke(&mut self, stream: usize, broken: Broken) -> Error {
+        if let Some(error) = self.lanes[stream].stream.culprit() {
+            return error;
+        }
+        for i in 0..self.lanes.len() {
+            let mut header = [0; HEADER_BYTES];
+            if !self.lanes[i].receiving
+                && matches!(self.lanes[i].stream.try_read(&mut header), Ok(HEADER_BYTES))
+                && let Some(error) = self.blamed(&header)
+            {
+                return error;
+            }
+        }
+        self.lost(broken)
+    }
+
     /// The error that says this link is of no more use.
     pub fn lost(&self, broken: Broken) -> Error {
-        Error::peer_lost(self.peer, &self.host, broken.0)
+        let host = self.hosts.get(self.peer).map_or("an unknown host", String::as_str);
+        Error::peer_lost(self.peer, host, broken.0)
     }
 }

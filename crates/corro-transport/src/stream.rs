@@ -5,6 +5,8 @@
 
 use std::os::fd::BorrowedFd;
 
+use corro_core::Error;
+
 /// Why a stream is of no more use, in words that read after "lost rank 3 on node7: ".
 ///
 /// The stream does not know whom it leads to; its driver adds that.
@@ -44,6 +46,11 @@ pub trait Stream: Send {
 
     /// Called after sleeping: takes the ring off `fd` again.
     fn disarm(&mut self) {}
+
+    /// If this stream broke because of a third rank, the error that names it.
+    fn culprit(&self) -> Option<Error> {
+        None
+    }
 
     /// Called now and then while nothing moves: an error if the peer is known to be gone. Sockets need not answer;
     /// they break by themselves.

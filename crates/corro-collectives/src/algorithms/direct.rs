@@ -23,9 +23,6 @@ use corro_transport::{Source, Span, Target, Team};
 use crate::executor::Arithmetic;
 use crate::pieces::Pieces;
 
-/// Bytes reduced at a time before the result is copied on: it is still in the first-level cache then.
-pub(crate) const GRANULE: usize = 16 << 10;
-
 /// Up to this many bytes over all ranks, everyone reduces everything: cheaper than a second wait.
 const SHORT_TOTAL: usize = 128 << 10;
 
@@ -51,24 +48,27 @@ fn allreduce_short(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic
     team.publish(round);
     team.wait_all_published(round, timeout)?;
     pieces.for_each(0..bytes, |at, part| {
-        reduce_shown(team, how, Target::Private(part), |m, len| Source::Shared(team.slot(m, round, at, len)));
+        let len = part.len();
+        reduce_shown(team, how, Target::Private(part), &[], |m| Source::Shared(team.slot(m, round, at, len)));
     });
     Ok(())
 }
 
-/// `target` = what all members show, in the order of members, times the factor.
-fn reduce_shown<'a>(team: &Team, how: Arithmetic, target: Target<'_>, source: impl Fn(usize, usize) -> Source<'a>) {
-    let len = match &target {
-        Target::Private(bytes) => bytes.len(),
-        Target::Shared(span) => span.len(),
-    };
+/// What all members show, in the order of members, times the factor, goes to `target` and `copies`.
+fn reduce_shown<'a>(
+    team: &Team,
+    how: Arithmetic,
+    target: Target<'_>,
+    copies: &[Span],
+    source: impl Fn(usize) -> Source<'a>,
+) {
     let mut few = [Source::Target; 16];
     if let Some(few) = few.get_mut(..team.size()) {
-        few.iter_mut().enumerate().for_each(|(m, s)| *s = source(m, len));
-        team.reduce(how.op, how.dtype, target, few, how.factor);
+        few.iter_mut().enumerate().for_each(|(m, s)| *s = source(m));
+        team.reduce(how.op, how.dtype, target, copies, few, how.factor);
     } else {
-        let many: Vec<_> = (0..team.size()).map(|m| source(m, len)).collect();
-        team.reduce(how.op, how.dtype, target, &many, how.factor);
+        let many: Vec<_> = (0..team.size()).map(source).collect();
+        team.reduce(how.op, how.dtype, target, copies, &many, how.factor);
     }
 }
 
@@ -96,16 +96,14 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
             let round = rounds[stage - 1];
             team.wait_all_published(round, timeout)?;
             let mine = share_of(block, me);
-            for granule in blocks_of(mine.clone(), GRANULE) {
-                let from = block.start + granule.start..block.start + granule.end;
-                pieces.for_each(from, |at, bytes| {
-                    let at = granule.start + at;
-                    reduce_shown(team, how, Target::Private(bytes), |m, len| {
-                        if m == me { Source::Target } else { Source::Shared(team.slot(m, round, at, len)) }
-                    });
-                    team.write(team.slot(me, round, at, bytes.len()), bytes);
+            pieces.for_each(block.start + mine.start..block.start + mine.end, |at, bytes| {
+                // The result goes to its place and onto the board at once.
+                let slot = |m: usize, len: usize| team.slot(m, round, mine.start + at, len);
+                let len = bytes.len();
+                reduce_shown(team, how, Target::Private(bytes), &[slot(me, len)], |m| {
+                    if m == me { Source::Target } else { Source::Shared(slot(m, len)) }
                 });
-            }
+            });
             team.mark_reduced(round);
         }
         if let Some(block) = stage.checked_sub(2).and_then(|s| blocks.get(s)) {
@@ -126,19 +124,15 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
 pub(crate) fn allreduce_area(team: &mut Team, range: &Range<usize>, how: Arithmetic, timeout: Duration) -> Result<()> {
     team.barrier(timeout)?;
     let (me, mine) = (team.me(), element_share(range.len(), team.size(), team.me(), how.dtype));
-    for granule in blocks_of(range.start + mine.start..range.start + mine.end, GRANULE) {
-        let part = |m: usize| team.area_of(m, granule.start, granule.len());
-        reduce_spans(team, how, me, part);
-        for m in team.others() {
-            team.copy(part(m), part(me));
-        }
-    }
+    let part = |m: usize| team.area_of(m, range.start + mine.start, mine.len());
+    let others: Vec<Span> = team.others().map(part).collect();
+    reduce_spans(team, how, me, &others, part);
     team.barrier(timeout)
 }
 
-/// Reduces the same part of everyone's shared memory into that of `owner`.
-pub(crate) fn reduce_spans(team: &Team, how: Arithmetic, owner: usize, part: impl Fn(usize) -> Span) {
-    reduce_shown(team, how, Target::Shared(part(owner)), |m, _| {
+/// Reduces the same part of everyone's shared memory into that of `owner`, and into `copies`.
+pub(crate) fn reduce_spans(team: &Team, how: Arithmetic, owner: usize, copies: &[Span], part: impl Fn(usize) -> Span) {
+    reduce_shown(team, how, Target::Shared(part(owner)), copies, |m| {
         if m == owner { Source::Target } else { Source::Shared(part(m)) }
     });
 }
@@ -284,7 +278,8 @@ pub(crate) fn reducescatter(
             let part = c.part(&chunks[me], k - 1);
             team.wait_all_published(before, timeout)?;
             let target = &mut output[part.start - chunks[me].start..part.end - chunks[me].start];
-            reduce_shown(team, how, Target::Private(target), |m, len| {
+            let len = target.len();
+            reduce_shown(team, how, Target::Private(target), &[], |m| {
                 if m == me {
                     Source::Private(&input[part.clone()])
                 } else {

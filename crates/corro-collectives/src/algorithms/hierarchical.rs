@@ -13,9 +13,9 @@
 //! alone on its host skips 1, 2 and 4.
 //!
 //! Long data goes in windows, so that the network works on one while memory works on its neighbours: steps 1 and 2 of
-//! window k + 1 and step 4 of window k - 1 are done while window k is under way. Window k lies in part k % 3 of the
-//! workspace: a rank fills that part again only after a barrier of window k + 2, which everyone enters after having
-//! copied window k.
+//! window k + 1 and step 4 of window k - 1 are done while window k is under way. Window k, counted over all allreduces of
+//! the group, lies in part k % 3 of the workspace: a rank fills that part again only after a barrier of window k + 2,
+//! which everyone enters after having copied window k.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use std::time::Duration;
 use corro_core::Result;
 use corro_transport::{Channel, Links, Span, Team};
 
-use super::direct::{GRANULE, blocks_of, element_share, reduce_spans};
+use super::direct::{blocks_of, element_share, reduce_spans};
 use crate::executor::{Arithmetic, Buffers, Run};
 use crate::pieces::Pieces;
 use crate::schedule::Schedule;
@@ -81,13 +81,15 @@ pub(crate) struct Job<'a, B> {
     pub(crate) carriers: &'a Carriers,
     pub(crate) how: Arithmetic,
     pub(crate) timeout: Duration,
+    /// The number of the first window, counted over all allreduces of the group.
+    pub(crate) first: usize,
     /// Plans how counterparts allreduce that many bytes.
     pub(crate) between: B,
 }
 
 /// A window on the network; on ranks that don't carry there is no run.
 struct UnderWay {
-    window: usize,
+    place: usize,
     bytes: usize,
     run: Option<Run>,
 }
@@ -106,25 +108,26 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
         let mut last: Option<UnderWay> = None;
         for k in 0..=windows.len() {
             if let Some(window) = windows.get(k) {
-                show(team, pieces, k, window);
+                let place = place(self.first + k);
+                show(team, pieces, place, window);
                 self.nudge(team, links, scratch, &mut last)?;
                 team.barrier(self.timeout)?;
-                self.reduce_inside(team, window.len(), |m, at, len| team.workspace_of(m, place(k) + at, len));
+                self.reduce_inside(team, window.len(), |m, at, len| team.workspace_of(m, place + at, len));
                 self.nudge(team, links, scratch, &mut last)?;
                 team.barrier(self.timeout)?;
             }
             let finished = last.take();
-            if let Some(UnderWay { window, bytes, run: Some(mut run) }) = finished {
-                self.on_part(team, window, bytes, scratch, |buffers| run.finish(links, buffers))?;
+            if let Some(UnderWay { place, bytes, run: Some(mut run) }) = finished {
+                self.on_part(team, place, bytes, scratch, |buffers| run.finish(links, buffers))?;
             }
             if let Some(window) = windows.get(k) {
                 let run = self.start(links, window.len())?;
-                last = Some(UnderWay { window: k, bytes: window.len(), run });
+                last = Some(UnderWay { place: place(self.first + k), bytes: window.len(), run });
                 self.nudge(team, links, scratch, &mut last)?;
             }
             if let Some(before) = k.checked_sub(1) {
                 team.barrier(self.timeout)?;
-                self.collect(team, pieces, before, &windows[before]);
+                self.collect(team, pieces, place(self.first + before), &windows[before]);
             }
         }
         Ok(())
@@ -188,8 +191,9 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
         let mine = element_share(bytes, team.size(), team.me(), self.how.dtype);
         for carrier in 0..self.carriers.count {
             let part = self.carried(bytes, carrier);
-            for granule in blocks_of(mine.start.max(part.start)..mine.end.min(part.end), GRANULE) {
-                reduce_spans(team, unscaled, carrier, |m| span(m, granule.start, granule.len()));
+            let both = mine.start.max(part.start)..mine.end.min(part.end);
+            if !both.is_empty() {
+                reduce_spans(team, unscaled, carrier, &[], |m| span(m, both.start, both.len()));
             }
         }
     }
@@ -203,42 +207,42 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
 
     /// Moves what can move without waiting.
     fn nudge(&self, team: &mut Team, links: &mut Links, scratch: &mut [u8], on: &mut Option<UnderWay>) -> Result<()> {
-        let Some(UnderWay { window, bytes, run: Some(run) }) = on else { return Ok(()) };
-        self.on_part(team, *window, *bytes, scratch, |buffers| run.pass(links, buffers).map(drop))
+        let Some(UnderWay { place, bytes, run: Some(run) }) = on else { return Ok(()) };
+        self.on_part(team, *place, *bytes, scratch, |buffers| run.pass(links, buffers).map(drop))
     }
 
     /// Calls `act` with what this rank carries of a window.
     fn on_part(
         &self,
         team: &mut Team,
-        k: usize,
+        place: usize,
         bytes: usize,
         scratch: &mut [u8],
         act: impl FnOnce(&mut Buffers<'_>) -> Result<()>,
     ) -> Result<()> {
         let part = self.carried(bytes, self.carriers.seat);
-        let main = &mut team.workspace()[place(k) + part.start..place(k) + part.end];
+        let main = &mut team.workspace()[place + part.start..place + part.end];
         act(&mut Buffers { input: &[], main, scratch })
     }
 
     /// Takes the finished window from the carriers.
-    fn collect(&self, team: &Team, pieces: &mut Pieces<'_, '_>, k: usize, window: &Range<usize>) {
+    fn collect(&self, team: &Team, pieces: &mut Pieces<'_, '_>, place: usize, window: &Range<usize>) {
         for carrier in 0..self.carriers.count {
             let part = self.carried(window.len(), carrier);
             pieces.for_each(window.start + part.start..window.start + part.end, |at, bytes| {
-                team.read(team.workspace_of(carrier, place(k) + part.start + at, bytes.len()), bytes);
+                team.read(team.workspace_of(carrier, place + part.start + at, bytes.len()), bytes);
             });
         }
     }
 }
 
 /// Puts a window of this rank's data where the others of the host see it.
-fn show(team: &mut Team, pieces: &mut Pieces<'_, '_>, k: usize, window: &Range<usize>) {
-    let own = &mut team.workspace()[place(k)..place(k) + window.len()];
+fn show(team: &mut Team, pieces: &mut Pieces<'_, '_>, place: usize, window: &Range<usize>) {
+    let own = &mut team.workspace()[place..place + window.len()];
     pieces.for_each(window.clone(), |at, part| own[at..at + part.len()].copy_from_slice(part));
 }
 
-/// Where window `k` lies in the workspace.
-fn place(k: usize) -> usize {
-    k % 3 * WINDOW
+/// Where a window lies in the workspace.
+fn place(window: usize) -> usize {
+    window % 3 * WINDOW
 }

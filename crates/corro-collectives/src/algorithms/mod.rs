@@ -107,9 +107,9 @@ mod tests {
                 for by_tree in [true, false] {
                     let schedules = plans(n, |b, s| {
                         if by_tree {
-                            tree::broadcast(b, s, root, &(0..BYTES))
+                            tree::broadcast(b, s, root, &(0..BYTES));
                         } else {
-                            ring::broadcast(b, s, root, 0..BYTES)
+                            ring::broadcast(b, s, root, 0..BYTES);
                         }
                     });
                     let mut mains = data(n);
@@ -128,9 +128,9 @@ mod tests {
             let one: Vec<Range<usize>> = (0..n).map(|m| m..m + 1).collect();
             if n <= BYTES {
                 play(&plans(n, |b, s| pairwise::alltoall(b, s, &one, &one)), &data(n), &mut mains, 10);
-                for me in 0..n {
+                for (me, main) in mains.iter().enumerate() {
                     for from in (0..n).filter(|f| *f != me) {
-                        assert_eq!(mains[me][from], data(n)[from][me]);
+                        assert_eq!(main[from], data(n)[from][me]);
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! Ranks as threads over any transport, sample data, and the naive model.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
+#![allow(dead_code, unreachable_pub, clippy::needless_pass_by_value, reason = "each test binary uses a part")]
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, mpsc};

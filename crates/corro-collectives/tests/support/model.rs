@@ -27,7 +27,7 @@ pub fn encode(dtype: DType, v: i64) -> Vec<u8> {
 /// Whether two buffers hold the same values; 0 times -1 is -0 for floats, which whole numbers don't know.
 pub fn same(dtype: DType, a: &[u8], b: &[u8]) -> bool {
     let size = dtype.size();
-    let is_zero = |e: &[u8]| dtype.is_float() && e[..size - 1].iter().all(|b| *b == 0) && e[size - 1] & 0x7f == 0;
+    let is_zero = |e: &[u8]| dtype.is_float() && e[..size - 1].iter().all(|b| *b == 0) && e[size - 1] << 1 == 0;
     a.len() == b.len() && a.chunks(size).zip(b.chunks(size)).all(|(x, y)| x == y || (is_zero(x) && is_zero(y)))
 }
 

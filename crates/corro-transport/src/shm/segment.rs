@@ -19,7 +19,7 @@
 #![expect(unsafe_code, reason = "maps memory and computes addresses in it")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use corro_core::{Error, Result};
 use rustix::fs::MemfdFlags;
@@ -184,7 +184,15 @@ impl Segment {
         self.sizes
     }
 
-    /// The word that is not zero once somebody declared this team dead: culprit + 1.
+    /// What `member` said it is doing in `round`; on the same cache line as the round itself, so that reading it is free.
+    /// Four rounds are kept: nobody gets further ahead of a rank that still looks.
+    pub(crate) fn signature(&self, member: usize, round: u32) -> &AtomicU64 {
+        let offset = self.member_offset(member) + Word::Published.offset() + 8 + 8 * (round as usize % 4);
+        // SAFETY: aligned to 8, inside the control page, and only ever accessed atomically.
+        unsafe { AtomicU64::from_ptr(self.at(offset).cast()) }
+    }
+
+    /// The word that is not zero once somebody declared this team dead: the culprit's rank + 1.
     pub(crate) fn poison(&self) -> &AtomicU32 {
         self.atomic(0)
     }

@@ -7,8 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use corro_core::Error;
+
 use super::segment::{Segment, Word};
-use super::team::{Member, has_exited};
+use super::team::{Hosts, Member, has_exited, poisoned};
 use crate::ring::Ring;
 use crate::stream::{Broken, Stream};
 
@@ -22,6 +24,7 @@ pub(crate) struct RingStream {
     peer: usize,
     doorbells: Doorbells,
     who: Member,
+    hosts: Hosts,
     /// Keeps the rings' memory mapped.
     segment: Arc<Segment>,
 }
@@ -29,13 +32,20 @@ pub(crate) struct RingStream {
 impl RingStream {
     /// The stream from `me` to `peer`, both members of `segment`. `who` describes the peer.
     #[expect(unsafe_code, reason = "takes the rings out of the segment")]
-    pub(crate) fn new(segment: Arc<Segment>, me: usize, peer: usize, doorbells: Doorbells, who: Member) -> Self {
+    pub(crate) fn new(
+        segment: Arc<Segment>,
+        me: usize,
+        peer: usize,
+        doorbells: Doorbells,
+        who: Member,
+        hosts: Hosts,
+    ) -> Self {
         let capacity = segment.sizes().ring;
         // SAFETY: the segment lives as long as the stream; its layout keeps one ring per ordered pair of members, of
         // which only this stream of `me` writes one and reads the other (a channel makes one stream per peer).
         let (outgoing, incoming) =
             unsafe { (Ring::new(segment.ring(me, peer), capacity), Ring::new(segment.ring(peer, me), capacity)) };
-        Self { outgoing, incoming, me, peer, doorbells, who, segment }
+        Self { outgoing, incoming, me, peer, doorbells, who, hosts, segment }
     }
 
     fn ring_peer(&self) {
@@ -91,7 +101,14 @@ impl Stream for RingStream {
         let _ = rustix::io::read(&self.doorbells[self.me], &mut [0u8; 8]);
     }
 
+    fn culprit(&self) -> Option<Error> {
+        poisoned(&self.segment, &self.hosts)
+    }
+
     fn check(&mut self) -> Result<(), Broken> {
+        if let Some(error) = self.culprit() {
+            return Err(Broken(error.to_string()));
+        }
         if has_exited(&self.who) {
             return Err(Broken("its process has exited".into()));
         }

@@ -43,6 +43,9 @@ const YIELDS: u32 = 64;
 /// How often at most a rank moves to another core.
 const MOVE_PAUSE: Duration = Duration::from_millis(5);
 
+/// The name of each rank's host, for messages.
+pub(crate) type Hosts = Arc<[String]>;
+
 /// A rank of the team, as the others see it.
 #[derive(Debug)]
 pub struct Member {
@@ -101,11 +104,20 @@ pub struct Team {
     round: u32,
     may_spin: bool,
     moved: Cell<Option<Instant>>,
+    /// What this member is doing, see [`Team::begin`].
+    signature: u64,
+    hosts: Hosts,
 }
 
 impl Team {
-    pub(crate) fn new(segment: Arc<Segment>, members: Vec<Member>, me: usize, may_spin: bool) -> Self {
-        Self { segment, members, me, round: 0, may_spin, moved: Cell::new(None) }
+    pub(crate) fn new(segment: Arc<Segment>, members: Vec<Member>, me: usize, may_spin: bool, hosts: Hosts) -> Self {
+        Self { segment, members, me, round: 0, may_spin, moved: Cell::new(None), signature: 0, hosts }
+    }
+
+    /// Says what the coming rounds are for. Members that find each other in rounds for different things stop with an
+    /// error instead of taking each other's bytes for something else; `0` means a barrier.
+    pub fn begin(&mut self, signature: u64) {
+        self.signature = signature;
     }
 
     /// How many members.
@@ -169,6 +181,7 @@ impl Team {
 
     /// Says that this member's slot of `round` is filled.
     pub fn publish(&self, round: u32) {
+        self.segment.signature(self.me, round).store(self.signature, Ordering::Relaxed);
         self.mark(Word::Published, round);
     }
 
@@ -179,12 +192,23 @@ impl Team {
 
     /// Waits until `member` has published `round`.
     pub fn wait_published(&self, member: usize, round: u32, timeout: Duration) -> Result<()> {
-        self.wait(member, Word::Published, round, timeout)
+        self.wait(member, Word::Published, round, timeout)?;
+        // The wait has made visible what the member wrote before it published.
+        let theirs = self.segment.signature(member, round).load(Ordering::Relaxed);
+        if theirs == self.signature {
+            return Ok(());
+        }
+        let who = &self.members[member];
+        Err(Error::Mismatch(format!(
+            "rank {} on {} is in another collective, or has other lengths or dtypes, than this rank \
+             (signatures {theirs:x} and {:x})",
+            who.rank, who.host, self.signature
+        )))
     }
 
     /// Waits until all others have published `round`.
     pub fn wait_all_published(&self, round: u32, timeout: Duration) -> Result<()> {
-        self.others().try_for_each(|m| self.wait(m, Word::Published, round, timeout))
+        self.others().try_for_each(|m| self.wait_published(m, round, timeout))
     }
 
     /// Waits until `member` has reduced its part of `round`.
@@ -194,6 +218,13 @@ impl Team {
 
     /// Waits until all members have come here.
     pub fn barrier(&mut self, timeout: Duration) -> Result<()> {
+        let doing = std::mem::replace(&mut self.signature, 0);
+        let result = self.meet_all(timeout);
+        self.signature = doing;
+        result
+    }
+
+    fn meet_all(&mut self, timeout: Duration) -> Result<()> {
         let round = self.next_round(timeout)?;
         self.publish(round);
         self.wait_all_published(round, timeout)
@@ -224,25 +255,33 @@ impl Team {
     pub fn write(&self, to: Span, from: &[u8]) {
         assert_eq!(to.len, from.len(), "lengths differ");
         // SAFETY: a span lies inside the segment; private bytes are not part of it, or are this member's own area.
-        unsafe { corro_kernels::copy(to.at, from.as_ptr(), to.len, false) }
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.at, to.len) }
     }
 
     /// Copies shared bytes into private memory.
     pub fn read(&self, from: Span, into: &mut [u8]) {
         assert_eq!(from.len, into.len(), "lengths differ");
         // SAFETY: as in `write`.
-        unsafe { corro_kernels::copy(into.as_mut_ptr(), from.at, from.len, false) }
+        unsafe { std::ptr::copy_nonoverlapping(from.at.cast_const(), into.as_mut_ptr(), from.len) }
     }
 
     /// Copies shared bytes to another shared place.
     pub fn copy(&self, to: Span, from: Span) {
         assert_eq!(to.len, from.len, "lengths differ");
         // SAFETY: spans lie inside the segment; parts that different members own never overlap.
-        unsafe { corro_kernels::copy(to.at, from.at, to.len, false) }
+        unsafe { std::ptr::copy_nonoverlapping(from.at.cast_const(), to.at, to.len) }
     }
 
-    /// `target = op(sources...) * factor`, in the order of `sources`, in one pass.
-    pub fn reduce(&self, op: ReduceOp, dtype: DType, target: Target<'_>, sources: &[Source<'_>], factor: f64) {
+    /// `op(sources...) * factor`, in the order of `sources`, goes to `target` and to all of `copies`, in one pass.
+    pub fn reduce(
+        &self,
+        op: ReduceOp,
+        dtype: DType,
+        target: Target<'_>,
+        copies: &[Span],
+        sources: &[Source<'_>],
+        factor: f64,
+    ) {
         let (to, len) = match target {
             Target::Shared(span) => (span.at, span.len),
             Target::Private(bytes) => (bytes.as_mut_ptr(), bytes.len()),
@@ -256,25 +295,21 @@ impl Team {
             assert_eq!(there, len, "lengths differ");
             at
         };
+        assert!(copies.iter().all(|c| c.len == len), "lengths differ");
         assert_eq!(len % dtype.size(), 0, "not a whole number of {dtype} elements");
-        let run = |starts: &[*const u8]| {
-            // SAFETY: every operand has `len` valid bytes (checked above). A source is the target itself, or private
-            // memory that the borrow checker keeps apart from it, or a span of another member or another place.
-            unsafe { corro_kernels::reduce_many(op, dtype, to, starts, len / dtype.size(), factor) }
-        };
-        // Small teams need no allocation, which would be most of the cost of reducing a few bytes.
-        let mut few = [std::ptr::null(); 16];
-        if let Some(few) = few.get_mut(..sources.len()) {
-            few.iter_mut().zip(sources).for_each(|(at, s)| *at = start(s));
-            run(few);
-        } else {
-            run(&sources.iter().map(start).collect::<Vec<_>>());
+        let targets = Few::of(std::iter::once(to).chain(copies.iter().map(|c| c.at)), std::ptr::null_mut());
+        let starts = Few::of(sources.iter().map(start), std::ptr::null());
+        // SAFETY: every operand has `len` valid bytes (checked above). A source is a target itself, or private memory that
+        // the borrow checker keeps apart from them, or a span of another member or another place.
+        unsafe {
+            corro_kernels::reduce_many(op, dtype, targets.as_slice(), starts.as_slice(), len / dtype.size(), factor);
         }
     }
 
-    /// Declares the team dead because of `culprit`, so that everyone else stops waiting at once.
-    pub fn abandon(&self, culprit: usize) {
-        let _ = self.segment.poison().compare_exchange(0, culprit as u32 + 1, Ordering::SeqCst, Ordering::SeqCst);
+    /// Declares the team dead because of the rank `culprit`, so that everyone else stops waiting at once.
+    pub fn abandon(&self, culprit: Rank) {
+        let poison = u32::try_from(culprit).map_or(u32::MAX, |c| c.saturating_add(1));
+        let _ = self.segment.poison().compare_exchange(0, poison, Ordering::SeqCst, Ordering::SeqCst);
         for member in 0..self.size() {
             wake(self.segment.word(member, Word::Published));
             wake(self.segment.word(member, Word::Reduced));
@@ -345,41 +380,41 @@ impl Team {
             if reached(counter, round) {
                 return Ok(());
             }
-            self.look_for_trouble(member, &deadline)?;
-            if reached(counter, round) {
-                return Ok(());
+            if let Some(trouble) = self.trouble(member, &deadline) {
+                // A member may well leave right after it has done what we wait for.
+                if reached(counter, round) {
+                    return Ok(());
+                }
+                if let Error::PeerLost { rank, .. } = &trouble {
+                    self.abandon(*rank);
+                }
+                return Err(trouble);
             }
         }
     }
 
-    /// An error if waiting for `member` has become pointless.
-    fn look_for_trouble(&self, member: usize, deadline: &Deadline) -> Result<()> {
-        let lost = |culprit: usize, cause: String| {
-            self.abandon(culprit);
-            let who = &self.members[culprit];
-            Err(Error::peer_lost(who.rank, &who.host, cause))
-        };
-        if has_exited(&self.members[member]) {
-            return lost(member, "its process has exited".into());
+    /// Why waiting for `member` has become pointless, if it has.
+    fn trouble(&self, member: usize, deadline: &Deadline) -> Option<Error> {
+        let who = &self.members[member];
+        let lost = |cause: &str| Some(Error::peer_lost(who.rank, &who.host, cause));
+        // What somebody else found first is nearer to the cause than what follows from it.
+        if let Some(error) = poisoned(&self.segment, &self.hosts) {
+            return Some(error);
+        }
+        if has_exited(who) {
+            return lost("its process has exited");
         }
         if self.segment.word(member, Word::State).load(Ordering::SeqCst) != 0 {
-            return lost(member, "it has left the group".into());
-        }
-        if let Some(culprit) = (self.segment.poison().load(Ordering::SeqCst) as usize).checked_sub(1) {
-            let culprit = culprit.min(self.size() - 1);
-            return lost(culprit, "another rank of this host found it gone or stuck".into());
+            return lost("it has left the group");
         }
         if deadline.passed() {
             let seconds = deadline.granted().as_secs_f64();
-            return lost(
-                member,
-                format!(
-                    "it has not come to the collective that the others are in for {seconds} s \
-                     (CORRO_TIMEOUT sets this limit)"
-                ),
-            );
+            return lost(&format!(
+                "it has not come to the collective that the others are in for {seconds} s \
+                 (CORRO_TIMEOUT sets this limit)"
+            ));
         }
-        Ok(())
+        None
     }
 }
 
@@ -388,6 +423,38 @@ impl Drop for Team {
         self.segment.word(self.me, Word::State).store(1, Ordering::SeqCst);
         wake(self.segment.word(self.me, Word::Published));
         wake(self.segment.word(self.me, Word::Reduced));
+    }
+}
+
+/// A list that allocates only when it is long: an allocation would be most of the cost of reducing a few bytes.
+enum Few<T> {
+    Short([T; 16], usize),
+    Long(Vec<T>),
+}
+
+impl<T: Copy> Few<T> {
+    fn of(items: impl Iterator<Item = T>, filler: T) -> Self {
+        let mut short = [filler; 16];
+        let mut len = 0;
+        let mut items = items.peekable();
+        while len < short.len()
+            && let Some(item) = items.next()
+        {
+            short[len] = item;
+            len += 1;
+        }
+        if items.peek().is_none() {
+            Self::Short(short, len)
+        } else {
+            Self::Long(short.into_iter().chain(items).collect())
+        }
+    }
+
+    fn as_slice(&self) -> &[T] {
+        match self {
+            Self::Short(items, len) => &items[..*len],
+            Self::Long(items) => items,
+        }
     }
 }
 
@@ -403,6 +470,13 @@ fn reached(counter: &AtomicU32, round: u32) -> bool {
 
 fn wake(counter: &AtomicU32) {
     let _ = futex::wake(counter, futex::Flags::empty(), u32::MAX >> 1);
+}
+
+/// The error, if somebody declared the team dead.
+pub(crate) fn poisoned(segment: &Segment, hosts: &Hosts) -> Option<Error> {
+    let culprit = (segment.poison().load(Ordering::SeqCst) as usize).checked_sub(1)?;
+    let host = hosts.get(culprit).map_or("an unknown host", String::as_str);
+    Some(Error::peer_lost(culprit, host, "another rank found it gone or stuck, or it gave up itself"))
 }
 
 pub(crate) fn has_exited(member: &Member) -> bool {
