@@ -268,10 +268,13 @@ impl Link {
         self.lanes.iter_mut().map(|lane| &mut lane.stream)
     }
 
-    /// An error if the peer is known to be gone.
+    /// An error if the peer is known to be gone. What it sent before may still be there to be received.
     pub fn check(&mut self) -> Result<()> {
         for i in 0..self.lanes.len() {
-            self.lanes[i].stream.check().map_err(|broken| self.broke(i, broken))?;
+            let stream = &mut self.lanes[i].stream;
+            if let Err(broken) = stream.check() {
+                return Err(stream.culprit().unwrap_or_else(|| self.lost(broken)));
+            }
         }
         Ok(())
     }
