@@ -97,8 +97,8 @@ variables! {
         "Seconds within which ranks must find and connect to each other.";
     INTERFACE = "CORRO_INTERFACE", horovod: Some("HOROVOD_GLOO_IFACE"), default: "any that is reachable",
         "Comma-separated names of the network interfaces to use between hosts.";
-    STREAMS = "CORRO_STREAMS", horovod: None, default: "2",
-        "TCP connections between each pair of ranks on different hosts. More than one helps on links with a long delay, and with several network cards.";
+    STREAMS = "CORRO_STREAMS", horovod: None, default: "1",
+        "TCP connections between each pair of ranks on different hosts. More than one helps where a single connection is held back: clouds that limit each flow, long delays, several network cards.";
     FUSION_THRESHOLD = "CORRO_FUSION_THRESHOLD", horovod: Some("HOROVOD_FUSION_THRESHOLD"), default: "134217728",
         "Bytes of the fusion buffer, which lives in memory shared by the ranks of a host. Pages are used only once touched.";
     SPIN = "CORRO_SPIN", horovod: None, default: "auto",

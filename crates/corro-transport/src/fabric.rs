@@ -73,7 +73,7 @@ impl Default for Settings {
         Self {
             timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(30),
-            streams: 2,
+            streams: 1,
             area: 128 << 20,
             spin: None,
             tls: false,

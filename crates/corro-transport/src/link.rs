@@ -12,9 +12,6 @@ use crate::stream::{Broken, Stream};
 /// Bytes in front of each payload.
 const HEADER_BYTES: usize = 16;
 
-/// Messages up to this long go through a stream together with their header: one system call instead of two.
-const SMALL: usize = 1024;
-
 /// First bytes of a goodbye: the sender gives up because of the rank in the header's number.
 const GOODBYE: u32 = u32::from_le_bytes(*b"bye1");
 
@@ -139,24 +136,15 @@ impl Link {
         let stream = &mut lane.stream;
         let before = message.header_done + message.done;
         let result = (|| {
-            if message.header_done < HEADER_BYTES {
-                // One write for header and payload where that is cheap: a small message is one packet then.
-                if message.header_done == 0 && message.len > 0 && message.len <= SMALL {
-                    let mut whole = [0u8; HEADER_BYTES + SMALL];
-                    whole[..HEADER_BYTES].copy_from_slice(&message.header);
-                    whole[HEADER_BYTES..HEADER_BYTES + message.len].copy_from_slice(payload);
-                    let n = stream.try_write(&whole[..HEADER_BYTES + message.len])?;
-                    message.header_done = n.min(HEADER_BYTES);
-                    message.done = n - message.header_done;
-                } else {
-                    message.header_done += stream.try_write(&message.header[message.header_done..])?;
+            while message.header_done + message.done < HEADER_BYTES + message.len {
+                let header = &message.header[message.header_done..];
+                let count = stream.try_write_both(header, &payload[message.done..])?;
+                if count == 0 {
+                    break;
                 }
-            }
-            while message.header_done == HEADER_BYTES && message.done < message.len {
-                match stream.try_write(&payload[message.done..])? {
-                    0 => break,
-                    n => message.done += n,
-                }
+                let of_header = count.min(header.len());
+                message.header_done += of_header;
+                message.done += count - of_header;
             }
             stream.try_flush()
         })();
@@ -170,68 +158,41 @@ impl Link {
     pub fn try_receive(&mut self, message: &mut Incoming, payload: &mut [u8]) -> Result<bool> {
         debug_assert_eq!(payload.len(), message.len);
         let before = message.header_done + message.done;
-        if message.header_done == 0 && message.len <= SMALL {
-            self.receive_small(message, payload)?;
-        } else {
-            self.receive_header(message)?;
-        }
-        while message.header_done == HEADER_BYTES && message.done < message.len {
-            let got = self.lanes[message.stream].stream.try_read(&mut payload[message.done..]);
-            match got.map_err(|broken| self.broke(message.stream, broken))? {
-                0 => break,
-                n => message.done += n,
+        while !message.is_received() {
+            let done = message.done;
+            if self.receive(message, &mut payload[done..])? == 0 {
+                break;
             }
         }
-        self.note(message);
         Ok(message.header_done + message.done > before)
     }
 
     /// Receives what has come next of the payload, at most `into.len()` bytes. Gives how many.
     pub fn try_receive_some(&mut self, message: &mut Incoming, into: &mut [u8]) -> Result<usize> {
-        if message.header_done == 0 && message.len <= SMALL.min(into.len()) {
-            return self.receive_small(message, into);
+        let (done, want) = (message.done, into.len().min(message.len - message.done));
+        self.receive(message, &mut into[..want])?;
+        Ok(message.done - done)
+    }
+
+    /// Receives once: what is left of the header, and payload into `into`. Gives how many bytes came in all.
+    fn receive(&mut self, message: &mut Incoming, into: &mut [u8]) -> Result<usize> {
+        let lane = &mut self.lanes[message.stream];
+        let header = &mut message.header[message.header_done..];
+        let header_left = header.len();
+        let count = lane.stream.try_read_both(header, into).map_err(|broken| self.broke(message.stream, broken))?;
+        let of_header = count.min(header_left);
+        message.header_done += of_header;
+        message.done += count - of_header;
+        if header_left > 0 {
+            self.check_header(message)?;
         }
-        self.receive_header(message)?;
-        if message.header_done < HEADER_BYTES {
-            return Ok(0);
-        }
-        let want = into.len().min(message.len - message.done);
-        if want == 0 {
-            return Ok(0);
-        }
-        let got = self.lanes[message.stream].stream.try_read(&mut into[..want]);
-        let got = got.map_err(|broken| self.broke(message.stream, broken))?;
-        message.done += got;
         self.note(message);
-        Ok(got)
+        Ok(count)
     }
 
     /// Remembers whether the message's stream is between messages.
     fn note(&mut self, message: &Incoming) {
         self.lanes[message.stream].receiving = message.header_done > 0 && !message.is_received();
-    }
-
-    fn receive_header(&mut self, message: &mut Incoming) -> Result<()> {
-        if message.header_done == HEADER_BYTES {
-            return Ok(());
-        }
-        let got = self.lanes[message.stream].stream.try_read(&mut message.header[message.header_done..]);
-        message.header_done += got.map_err(|broken| self.broke(message.stream, broken))?;
-        self.check_header(message)
-    }
-
-    /// Receives header and payload at once, as far as they have come. Gives how many bytes of payload.
-    fn receive_small(&mut self, message: &mut Incoming, into: &mut [u8]) -> Result<usize> {
-        let mut whole = [0u8; HEADER_BYTES + SMALL];
-        let got = self.lanes[message.stream].stream.try_read(&mut whole[..HEADER_BYTES + message.len]);
-        let got = got.map_err(|broken| self.broke(message.stream, broken))?;
-        message.header_done = got.min(HEADER_BYTES);
-        message.header.copy_from_slice(&whole[..HEADER_BYTES]);
-        self.check_header(message)?;
-        message.done = got - message.header_done;
-        into[..message.done].copy_from_slice(&whole[HEADER_BYTES..HEADER_BYTES + message.done]);
-        self.note(message);
-        Ok(message.done)
     }
 
     fn check_header(&self, message: &Incoming) -> Result<()> {

@@ -29,6 +29,18 @@ pub trait Stream: Send {
     /// Gives as many bytes as have come and says how many; 0 when none have.
     fn try_read(&mut self, into: &mut [u8]) -> Result<usize, Broken>;
 
+    /// As `try_write` of `first` and then `second`, in one system call where there is one.
+    fn try_write_both(&mut self, first: &[u8], second: &[u8]) -> Result<usize, Broken> {
+        let count = self.try_write(first)?;
+        if count < first.len() { Ok(count) } else { Ok(count + self.try_write(second)?) }
+    }
+
+    /// As `try_read` into `first` and then `second`, in one system call where there is one.
+    fn try_read_both(&mut self, first: &mut [u8], second: &mut [u8]) -> Result<usize, Broken> {
+        let count = self.try_read(first)?;
+        if count < first.len() { Ok(count) } else { Ok(count + self.try_read(second)?) }
+    }
+
     /// Pushes on what `try_write` took but still holds inside (TLS records). True when nothing is held any more.
     fn try_flush(&mut self) -> Result<bool, Broken> {
         Ok(true)

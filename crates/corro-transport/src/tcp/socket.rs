@@ -2,7 +2,7 @@
 //!
 //! Owns the file descriptor. Never waits, except in [`wait`], which is the one place of this half that sleeps.
 
-use std::io::{Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -57,6 +57,23 @@ impl Stream for TcpStream {
         self.note(outcome)
     }
 
+    fn try_write_both(&mut self, first: &[u8], second: &[u8]) -> Result<usize, Broken> {
+        self.intact()?;
+        let parts = [IoSlice::new(first), IoSlice::new(second)];
+        let outcome = some_written(|| self.socket.write_vectored(&parts));
+        self.note(outcome)
+    }
+
+    fn try_read_both(&mut self, first: &mut [u8], second: &mut [u8]) -> Result<usize, Broken> {
+        self.intact()?;
+        if first.is_empty() && second.is_empty() {
+            return Ok(0);
+        }
+        let mut parts = [IoSliceMut::new(first), IoSliceMut::new(second)];
+        let outcome = some_read(|| self.socket.read_vectored(&mut parts));
+        self.note(outcome)
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -85,8 +102,12 @@ pub(crate) fn write_some(socket: &mut impl Write, bytes: &[u8]) -> Result<usize,
     if bytes.is_empty() {
         return Ok(0);
     }
+    some_written(|| socket.write(bytes))
+}
+
+fn some_written(mut write: impl FnMut() -> std::io::Result<usize>) -> Result<usize, Broken> {
     loop {
-        match socket.write(bytes) {
+        match write() {
             Ok(count) => return Ok(count),
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(0),
@@ -97,8 +118,12 @@ pub(crate) fn write_some(socket: &mut impl Write, bytes: &[u8]) -> Result<usize,
 
 /// Reads what has come; 0 when nothing has. The end of the stream is an error. `into` must not be empty.
 pub(crate) fn read_some(socket: &mut impl Read, into: &mut [u8]) -> Result<usize, Broken> {
+    some_read(|| socket.read(into))
+}
+
+fn some_read(mut read: impl FnMut() -> std::io::Result<usize>) -> Result<usize, Broken> {
     loop {
-        match socket.read(into) {
+        match read() {
             Ok(0) => return Err(Broken(CLOSED.into())),
             Ok(count) => return Ok(count),
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
