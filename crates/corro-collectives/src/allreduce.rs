@@ -104,7 +104,9 @@ impl Group {
         let arithmetic = self.arithmetic(how);
         let algorithm = self.choose(Collective::Allreduce, pieces.len())?;
         match (algorithm, &mut self.channel.team) {
-            (Algorithm::Direct, Some(team)) => direct::allreduce(team, pieces, arithmetic, self.timeout),
+            (Algorithm::Direct, Some(team)) => {
+                direct::allreduce(team, pieces, arithmetic, &mut self.scratch, self.timeout)
+            }
             (Algorithm::Hierarchical, _) => {
                 let Self { channel, carriers, scratch, timeout, windows, .. } = self;
                 scratch.resize(SCRATCH, 0);

@@ -196,6 +196,32 @@ fn several_streams_a_pair() {
     }
 }
 
+/// Long data from private memory both ways there are: through the board, and read in place where the system allows it
+/// (which takes a core for each rank, or being told so). Also as several tensors, which always go through the board.
+#[test]
+fn long_private_data_by_either_way() {
+    for spin in [true, false] {
+        let settings = Settings { spin: Some(spin), ..support::settings() };
+        with_fabrics(Transport::Shm, 3, settings, move |fabric| {
+            let mut group = Group::world(fabric).expect("opening the world");
+            for (dtype, len) in [(DType::F32, 1_300_007), (DType::U8, 7_000_001), (DType::BF16, 2_500_003)] {
+                let how = Reduction::new(dtype, ReduceOp::Sum);
+                let want = model::allreduce(dtype, ReduceOp::Sum, 3, len);
+                for _ in 0..2 {
+                    let mut data = sample(dtype, group.rank(), len);
+                    group.allreduce_bytes(&mut data, &how).expect("allreduce");
+                    assert!(model::same(dtype, &data, &want), "{dtype} spin={spin}");
+                }
+                let mut data = sample(dtype, group.rank(), len);
+                let (one, two) = data.split_at_mut(len / 3 * dtype.size());
+                group.allreduce_many(&mut [one, two], &how).expect("allreduce of two");
+                assert!(model::same(dtype, &data, &want), "{dtype} spin={spin} in two");
+            }
+            group.barrier().expect("the last barrier");
+        });
+    }
+}
+
 #[test]
 fn topologies_are_what_the_tables_say() {
     on_ranks(Transport::Threads, 3, |group| assert_eq!(group.topology(), Topology::OneHost));

@@ -349,13 +349,10 @@ impl Links {
         }
         let Some(seats) = &self.here else { return Ok(None) };
         let members = ranks.iter().enumerate().map(|(seat, rank)| self.member(*rank, seats, seat)).collect();
-        Ok(Some(Team::new(
-            Arc::clone(&seats.segment),
-            members,
-            me,
-            self.fabric.may_spin,
-            Arc::clone(&self.fabric.hosts),
-        )))
+        let mut team =
+            Team::new(Arc::clone(&seats.segment), members, me, self.fabric.may_spin, Arc::clone(&self.fabric.hosts));
+        team.try_peeking(self.fabric.settings.connect_timeout)?;
+        Ok(Some(team))
     }
 
     fn member(&self, rank: Rank, seats: &Seats, seat: usize) -> Member {

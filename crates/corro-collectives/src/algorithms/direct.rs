@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | allreduce, short | publishes N, reduces n x N; one wait |
 //! | allreduce, long | publishes N (n-1)/n, reduces its share N/n from all, collects N (n-1)/n |
+//! | the same, where ranks may read each other's memory | reduces its share N/n from all, collects N (n-1)/n |
 //! | allreduce in the shared area | reduces its share N/n from all and writes it to all; nothing is copied |
 //! | broadcast | the root publishes N, the others copy N |
 //! | allgather, alltoall | publishes its part, copies the others' |
@@ -23,6 +24,16 @@ use corro_transport::{Source, Span, Target, Team};
 use crate::executor::Arithmetic;
 use crate::pieces::Pieces;
 
+/// From this many bytes on, private data is read where it is, if members can and each has a core: a fifth to a quarter
+/// faster than through the board at 4 to 32 MiB. Where ranks outnumber cores the board is faster.
+const PEEK_FROM: usize = 4 << 20;
+
+/// Bytes of a rank's share that are reduced before the others may have them.
+const PEEK_STAGE: usize = 1024 << 10;
+
+/// Bytes read at once from another's memory: few system calls, yet still in the cache when they are reduced.
+const PEEK_BLOCK: usize = 256 << 10;
+
 /// Up to this many bytes over all ranks, everyone reduces everything: cheaper than a second wait.
 const SHORT_TOTAL: usize = 128 << 10;
 
@@ -31,9 +42,17 @@ pub(crate) fn allreduce(
     team: &mut Team,
     pieces: &mut Pieces<'_, '_>,
     how: Arithmetic,
+    scratch: &mut Vec<u8>,
     timeout: Duration,
 ) -> Result<()> {
     let bytes = pieces.len();
+    if bytes >= PEEK_FROM
+        && team.can_peek()
+        && team.may_spin()
+        && let Some(data) = pieces.single()
+    {
+        return allreduce_peeking(team, data, how, scratch, timeout);
+    }
     if bytes * team.size() <= SHORT_TOTAL && bytes <= team.slot_bytes() {
         allreduce_short(team, pieces, how, timeout)
     } else {
@@ -118,6 +137,53 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
         }
     }
     Ok(())
+}
+
+/// Without the board: each rank reads its share from the others' private memory, and then their shares of the result.
+///
+/// Stage by stage: a rank reduces its share of stage s, marks it, and takes the others' shares of stage s - 1. It takes a
+/// share only after its owner has marked it, which is after the owner has read this rank's old bytes there. Nobody
+/// returns before all have taken everything.
+fn allreduce_peeking(
+    team: &mut Team,
+    data: &mut [u8],
+    how: Arithmetic,
+    scratch: &mut Vec<u8>,
+    timeout: Duration,
+) -> Result<()> {
+    let (n, me) = (team.size(), team.me());
+    scratch.resize(PEEK_BLOCK * n, 0);
+    let shown = team.show(&[data.as_ptr() as u64, 0], timeout)?;
+    let address: Vec<u64> = (0..n).map(|m| team.shown(m, shown)[0]).collect();
+    let stages: Vec<Range<usize>> = blocks(data.len(), PEEK_STAGE * n).collect();
+    let share_of = |stage: &Range<usize>, m: usize| {
+        let share = element_share(stage.len(), n, m, how.dtype);
+        stage.start + share.start..stage.start + share.end
+    };
+    let first = team.take_rounds(stages.len() as u32 + 1);
+    for s in 0..=stages.len() {
+        if let Some(stage) = stages.get(s) {
+            for block in blocks_of(share_of(stage, me), PEEK_BLOCK) {
+                for m in team.others() {
+                    team.peek(m, address[m] + block.start as u64, &mut scratch[m * PEEK_BLOCK..][..block.len()])?;
+                }
+                reduce_shown(team, how, Target::Private(&mut data[block.clone()]), &[], |m| {
+                    if m == me { Source::Target } else { Source::Private(&scratch[m * PEEK_BLOCK..][..block.len()]) }
+                });
+            }
+            team.mark_reduced(first.wrapping_add(s as u32));
+        }
+        if let Some(before) = s.checked_sub(1) {
+            for m in team.others() {
+                team.wait_reduced(m, first.wrapping_add(before as u32), timeout)?;
+                let theirs = share_of(&stages[before], m);
+                team.peek(m, address[m] + theirs.start as u64, &mut data[theirs])?;
+            }
+        }
+    }
+    let last = first.wrapping_add(stages.len() as u32);
+    team.publish(last);
+    team.wait_all_published(last, timeout)
 }
 
 /// Reduces a part of the shared area, where everyone's data already is, in place in all members' areas.

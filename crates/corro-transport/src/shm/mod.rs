@@ -1,6 +1,7 @@
 //! Ranks of one host: shared memory, and streams through it.
 
 pub(crate) mod meet;
+pub(crate) mod peek;
 pub(crate) mod segment;
 pub(crate) mod stream;
 pub(crate) mod team;

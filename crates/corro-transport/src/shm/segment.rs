@@ -96,6 +96,8 @@ pub(crate) enum Word {
     State,
     /// The core on which this member last waited, plus 1; 0 if it never did.
     Core,
+    /// The member's process id.
+    Process,
 }
 
 impl Word {
@@ -107,6 +109,7 @@ impl Word {
             Self::ReducedSleepers => 3,
             Self::State => 4,
             Self::Core => 5,
+            Self::Process => 6,
         }
     }
 
@@ -271,7 +274,7 @@ mod tests {
             }
             starts.push((segment.area(m, 0, 4096) as usize, 4096));
             starts.push((segment.workspace(m, 0, 4096) as usize, 4096));
-            starts.push((segment.word(m, Word::Published).as_ptr() as usize, 6 * LINE));
+            starts.push((segment.word(m, Word::Published).as_ptr() as usize, 7 * LINE));
         }
         starts.push((segment.poison().as_ptr() as usize, 4));
         starts.sort_unstable();

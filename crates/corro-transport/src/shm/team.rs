@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use corro_core::{DType, Deadline, Error, Rank, ReduceOp, Result};
 use rustix::thread::futex;
 
+use super::peek;
 use super::segment::{SLOTS, Segment, Word};
 use crate::cores;
 
@@ -107,11 +108,80 @@ pub struct Team {
     /// What this member is doing, see [`Team::begin`].
     signature: u64,
     hosts: Hosts,
+    /// Whether all members can read each other's private memory.
+    can_peek: bool,
 }
 
 impl Team {
     pub(crate) fn new(segment: Arc<Segment>, members: Vec<Member>, me: usize, may_spin: bool, hosts: Hosts) -> Self {
-        Self { segment, members, me, round: 0, may_spin, moved: Cell::new(None), signature: 0, hosts }
+        Self { segment, members, me, round: 0, may_spin, moved: Cell::new(None), signature: 0, hosts, can_peek: false }
+    }
+
+    /// Finds out whether all members can read each other's private memory. All of them must call this.
+    pub(crate) fn try_peeking(&mut self, timeout: Duration) -> Result<()> {
+        let probe = Box::new((self.me as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x636f_7272_6f21);
+        let address = std::ptr::from_ref(&*probe) as u64;
+        self.segment.word(self.me, Word::Process).store(std::process::id(), Ordering::SeqCst);
+        let shown = self.show(&[address, *probe], timeout)?;
+        let sees = |m: usize| {
+            let [address, value] = self.shown(m, shown);
+            let mut seen = [0; 8];
+            let pid = self.segment.word(m, Word::Process).load(Ordering::SeqCst);
+            peek::read(pid, address as usize, &mut seen).is_ok() && u64::from_ne_bytes(seen) == value
+        };
+        let all = self.others().all(sees);
+        // Only if everyone can will anyone: they must all run the same algorithm.
+        let shown = self.show(&[u64::from(all), 0], timeout)?;
+        self.can_peek = all && self.others().all(|m| self.shown(m, shown)[0] == 1);
+        // The probe must not move or go before all have looked, which the second round has just proven.
+        drop(probe);
+        Ok(())
+    }
+
+    /// Shows two numbers to all, and waits until all have shown theirs.
+    pub fn show(&mut self, numbers: &[u64; 2], timeout: Duration) -> Result<u32> {
+        let round = self.next_round(timeout)?;
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&numbers[0].to_ne_bytes());
+        bytes[8..].copy_from_slice(&numbers[1].to_ne_bytes());
+        self.write(self.slot(self.me, round, 0, bytes.len()), &bytes);
+        self.publish(round);
+        self.wait_all_published(round, timeout)?;
+        Ok(round)
+    }
+
+    /// What a member showed in `round`.
+    pub fn shown(&self, member: usize, round: u32) -> [u64; 2] {
+        let mut bytes = [0; 16];
+        self.read(self.slot(member, round, 0, bytes.len()), &mut bytes);
+        let number = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
+        [number(0), number(8)]
+    }
+
+    /// Whether all members can read each other's private memory.
+    pub fn can_peek(&self) -> bool {
+        self.can_peek
+    }
+
+    /// Reads private memory of another member, at an address it has shown.
+    pub fn peek(&self, member: usize, address: u64, into: &mut [u8]) -> Result<()> {
+        let pid = self.segment.word(member, Word::Process).load(Ordering::Relaxed);
+        peek::read(pid, address as usize, into).map_err(|e| {
+            let who = &self.members[member];
+            Error::peer_lost(
+                who.rank,
+                &who.host,
+                format!("its memory can't be read any more, it has probably exited ({e})"),
+            )
+        })
+    }
+
+    /// Takes the next `rounds` rounds for marks of progress; gives the first. They are over when this member publishes
+    /// the last one.
+    pub fn take_rounds(&mut self, rounds: u32) -> u32 {
+        let first = self.round.wrapping_add(1);
+        self.round = self.round.wrapping_add(rounds);
+        first
     }
 
     /// Says what the coming rounds are for. Members that find each other in rounds for different things stop with an
