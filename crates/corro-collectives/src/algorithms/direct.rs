@@ -74,7 +74,7 @@ fn allreduce_short(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic
 }
 
 /// What all members show, in the order of members, times the factor, goes to `target` and `copies`.
-fn reduce_shown<'a>(
+pub(crate) fn reduce_shown<'a>(
     team: &Team,
     how: Arithmetic,
     target: Target<'_>,

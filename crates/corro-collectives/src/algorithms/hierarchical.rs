@@ -21,9 +21,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use corro_core::Result;
-use corro_transport::{Channel, Links, Span, Team};
+use corro_transport::{Channel, Links, Source, Target, Team};
 
-use super::direct::{blocks_of, element_share, reduce_spans};
+use super::direct::{blocks_of, element_share, reduce_shown, reduce_spans};
 use crate::executor::{Arithmetic, Buffers, Run};
 use crate::pieces::Pieces;
 use crate::schedule::Schedule;
@@ -109,10 +109,10 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
         for k in 0..=windows.len() {
             if let Some(window) = windows.get(k) {
                 let place = place(self.first + k);
-                show(team, pieces, place, window);
+                self.show(team, pieces, place, window);
                 self.nudge(team, links, scratch, &mut last)?;
                 team.barrier(self.timeout)?;
-                self.reduce_inside(team, window.len(), |m, at, len| team.workspace_of(m, place + at, len));
+                self.reduce_window(team, pieces, place, window);
                 self.nudge(team, links, scratch, &mut last)?;
                 team.barrier(self.timeout)?;
             }
@@ -137,7 +137,10 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
     pub(crate) fn allreduce_area(&self, channel: &mut Channel, range: &Range<usize>, scratch: &mut [u8]) -> Result<()> {
         let Channel { team: Some(team), links } = channel else { return Ok(()) };
         team.barrier(self.timeout)?;
-        self.reduce_inside(team, range.len(), |m, at, len| team.area_of(m, range.start + at, len));
+        for (carrier, part) in self.dealt(team, range.len()) {
+            let span = |m: usize| team.area_of(m, range.start + part.start, part.len());
+            reduce_spans(team, self.unscaled(), carrier, &[], span);
+        }
         team.barrier(self.timeout)?;
         if let Some(mut run) = self.start(links, range.len())? {
             let part = self.carried(range.len(), self.carriers.seat);
@@ -185,16 +188,42 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
         element_share(bytes, self.carriers.count, carrier, self.how.dtype)
     }
 
-    /// Reduces over the ranks of the host into the carriers' memory. The work is dealt evenly, whoever carries the result.
-    fn reduce_inside(&self, team: &Team, bytes: usize, span: impl Fn(usize, usize, usize) -> Span) {
-        let unscaled = Arithmetic { factor: 1.0, ..self.how };
+    /// What this rank reduces of `bytes` bytes over the ranks of the host, and for which carrier. The work is dealt evenly,
+    /// whoever carries the result.
+    fn dealt(&self, team: &Team, bytes: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
         let mine = element_share(bytes, team.size(), team.me(), self.how.dtype);
-        for carrier in 0..self.carriers.count {
+        (0..self.carriers.count).filter_map(move |carrier| {
             let part = self.carried(bytes, carrier);
             let both = mine.start.max(part.start)..mine.end.min(part.end);
-            if !both.is_empty() {
-                reduce_spans(team, unscaled, carrier, &[], |m| span(m, both.start, both.len()));
-            }
+            (!both.is_empty()).then_some((carrier, both))
+        })
+    }
+
+    /// Inside the host nothing is scaled yet: more is to come.
+    fn unscaled(&self) -> Arithmetic {
+        Arithmetic { factor: 1.0, ..self.how }
+    }
+
+    /// Puts a window of this rank's data where the others of the host see it, but for what this rank reduces itself.
+    fn show(&self, team: &mut Team, pieces: &mut Pieces<'_, '_>, place: usize, window: &Range<usize>) {
+        let mine = element_share(window.len(), team.size(), team.me(), self.how.dtype);
+        let own = &mut team.workspace()[place..place + window.len()];
+        for part in [0..mine.start, mine.end..window.len()] {
+            pieces.for_each(window.start + part.start..window.start + part.end, |at, bytes| {
+                own[part.start + at..][..bytes.len()].copy_from_slice(bytes);
+            });
+        }
+    }
+
+    /// Reduces this rank's share of a window into the carriers' workspaces.
+    fn reduce_window(&self, team: &Team, pieces: &mut Pieces<'_, '_>, place: usize, window: &Range<usize>) {
+        for (carrier, part) in self.dealt(team, window.len()) {
+            pieces.for_each(window.start + part.start..window.start + part.end, |at, bytes| {
+                let span = |m: usize| team.workspace_of(m, place + part.start + at, bytes.len());
+                reduce_shown(team, self.unscaled(), Target::Shared(span(carrier)), &[], |m| {
+                    if m == team.me() { Source::Private(bytes) } else { Source::Shared(span(m)) }
+                });
+            });
         }
     }
 
@@ -234,12 +263,6 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
             });
         }
     }
-}
-
-/// Puts a window of this rank's data where the others of the host see it.
-fn show(team: &mut Team, pieces: &mut Pieces<'_, '_>, place: usize, window: &Range<usize>) {
-    let own = &mut team.workspace()[place..place + window.len()];
-    pieces.for_each(window.clone(), |at, part| own[at..at + part.len()].copy_from_slice(part));
 }
 
 /// Where a window lies in the workspace.
