@@ -12,6 +12,7 @@ FLOORS = {
     "corro-kernels": 1,
     "corro-transport": 2,
     "corro-collectives": 3,
+    "corro-engine": 4,
     "corro-launch": 5,
     # Not part of the house: they use it.
     "corro-example": 9,

@@ -1,0 +1,153 @@
+//! What a rank asks for.
+
+use corro_core::{DType, Error, ReduceOp, Result, Shape};
+use serde::{Deserialize, Serialize};
+
+/// Longest name of a tensor; longer ones are a mistake of the program.
+pub const NAME_CAP: usize = 4096;
+
+/// Where a tensor lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Device {
+    /// In host memory.
+    Cpu,
+    /// On this GPU of the rank's host. Ranks may use different ones; only "CPU or GPU" must agree.
+    Gpu(u32),
+}
+
+impl Device {
+    /// Whether it is a GPU.
+    pub const fn is_gpu(self) -> bool {
+        matches!(self, Self::Gpu(_))
+    }
+}
+
+/// What is to be done with the tensor. Scale factors are compared by their bits, so that requests can be hashed and a
+/// factor that is not a number still equals itself.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Kind {
+    /// Reduce over all ranks.
+    Allreduce {
+        /// How.
+        op: ReduceOp,
+        /// `f64::to_bits` of the factor before.
+        prescale: u64,
+        /// `f64::to_bits` of the factor after.
+        postscale: u64,
+    },
+    /// Concatenate along the first dimension.
+    Allgather,
+    /// From one rank to all. The root is a global rank.
+    Broadcast {
+        /// Whose tensor.
+        root: usize,
+    },
+    /// Rows to each rank, as `splits` says; empty: equal parts.
+    Alltoall {
+        /// Rows for each rank of the set.
+        splits: Vec<usize>,
+    },
+    /// Reduce, and give each rank its rows.
+    Reducescatter {
+        /// How.
+        op: ReduceOp,
+        /// `f64::to_bits` of the factor before.
+        prescale: u64,
+        /// `f64::to_bits` of the factor after.
+        postscale: u64,
+    },
+    /// Wait for all.
+    Barrier,
+}
+
+impl Kind {
+    /// The word for it in error texts and timelines. Adasum has its own there, as in Horovod.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Allreduce { op: ReduceOp::Adasum, .. } => "ADASUM",
+            Self::Allreduce { .. } => "ALLREDUCE",
+            Self::Allgather => "ALLGATHER",
+            Self::Broadcast { .. } => "BROADCAST",
+            Self::Alltoall { .. } => "ALLTOALL",
+            Self::Reducescatter { .. } => "REDUCESCATTER",
+            Self::Barrier => "BARRIER",
+        }
+    }
+
+    /// Op and scale factors, of the kinds that reduce.
+    pub const fn reduction(&self) -> Option<(ReduceOp, u64, u64)> {
+        match self {
+            Self::Allreduce { op, prescale, postscale } | Self::Reducescatter { op, prescale, postscale } => {
+                Some((*op, *prescale, *postscale))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a rank that has joined may stand aside with zeros.
+    pub const fn works_with_join(&self) -> bool {
+        matches!(self, Self::Allreduce { .. } | Self::Barrier)
+    }
+
+    /// Whether a scalar makes no sense: there must be rows to deal out or put together.
+    pub const fn needs_rows(&self) -> bool {
+        matches!(self, Self::Allgather | Self::Alltoall { .. } | Self::Reducescatter { .. })
+    }
+
+    /// Whether the first dimension may differ between ranks.
+    pub const fn has_free_rows(&self) -> bool {
+        matches!(self, Self::Allgather | Self::Alltoall { .. })
+    }
+}
+
+/// One tensor that one rank has submitted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Request {
+    /// By which ranks find each other's requests.
+    pub name: String,
+    /// What to do.
+    pub kind: Kind,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The dimensions.
+    pub shape: Shape,
+    /// Where it lives.
+    pub device: Device,
+    /// The number of its group and how many tensors that has; they complete together.
+    pub group: Option<(u64, usize)>,
+}
+
+impl Request {
+    /// An error if this request could not be run whatever the others ask for.
+    pub fn check(&self) -> Result<()> {
+        if self.name.is_empty() || self.name.len() > NAME_CAP {
+            return Err(Error::Usage(format!(
+                "a tensor's name must have 1 to {NAME_CAP} bytes, not {}",
+                self.name.len()
+            )));
+        }
+        self.shape.bytes(self.dtype)?;
+        if let Some((op, ..)) = self.kind.reduction()
+            && !op.supports(self.dtype)
+        {
+            return Err(Error::Usage(format!(
+                "{op} of {} elements is not supported (tensor {})",
+                self.dtype, self.name
+            )));
+        }
+        if let Kind::Reducescatter { op, .. } = &self.kind
+            && !matches!(op, ReduceOp::Sum | ReduceOp::Average)
+        {
+            return Err(Error::Usage(format!(
+                "reducescatter supports Sum and Average, not {op} (tensor {})",
+                self.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// Bytes of the tensor; 0 for absurd shapes, which `check` refuses.
+    pub fn bytes(&self) -> usize {
+        self.shape.bytes(self.dtype).unwrap_or(0)
+    }
+}
