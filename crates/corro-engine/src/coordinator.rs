@@ -1,0 +1,425 @@
+//! The one member of a process set that knows when all have submitted a tensor, and says what runs next.
+//!
+//! Pure: state, input and the time go in, decisions come out, with the reason where there is one to tell. It does no I/O
+//! and never looks at a clock, so the same code runs in production, in the simulator and under property tests.
+//!
+//! What it keeps per name: who has asked for what, and since when the first has waited. A name is decided once every
+//! member that has not joined is in. Tensors of a group run together once all of them are decided; if one of them fails,
+//! so do the others, each as soon as it is decided.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use corro_core::{Error, Rank};
+
+use crate::matching::{Agreed, match_requests};
+use crate::request::Request;
+
+/// Moments, counted from wherever the caller likes.
+pub type Time = Duration;
+
+/// What reaches the coordinator.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A member has submitted these.
+    Announce {
+        /// Its rank.
+        rank: Rank,
+        /// In its own order.
+        requests: Vec<Request>,
+    },
+    /// A member has run out of data and stands aside until all have.
+    Join {
+        /// Its rank.
+        rank: Rank,
+    },
+    /// Time has passed.
+    Tick,
+}
+
+/// What all members are to do, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Run these; fusion cuts them into batches.
+    Run(Vec<Agreed>),
+    /// These tensors fail on every member, with this error; nothing else is affected.
+    Fail {
+        /// The tensors' names.
+        names: Vec<String>,
+        /// Why: which ranks differ and how.
+        error: Error,
+    },
+    /// Everyone has joined; joins return this rank, and standing aside is over.
+    AllJoined {
+        /// Who came last.
+        last: Rank,
+    },
+    /// Some members wait for others for longer than they should.
+    Stalled(StallReport),
+}
+
+/// Who is waiting for whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StallReport {
+    /// The longest wait.
+    pub waiting: Duration,
+    /// For each rank that is missing, what it has not submitted, oldest first.
+    pub missing: BTreeMap<Rank, Vec<String>>,
+    /// Whether this was waited for so long that the job is to end.
+    pub fatal: bool,
+}
+
+/// When waiting becomes worth a word, or the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StallLimits {
+    /// A report after this long, and again each time it has passed; zero: never.
+    pub warn: Duration,
+    /// The end after this long; zero: never.
+    pub shutdown: Duration,
+}
+
+/// One name that somebody has submitted.
+#[derive(Debug)]
+struct Pending {
+    since: Time,
+    /// In the order of members; `None`: not yet.
+    requests: Vec<Option<Request>>,
+}
+
+/// A group on its way.
+#[derive(Debug, Default)]
+struct Group {
+    decided: usize,
+    /// Ready, and waiting for the rest of the group.
+    held: Vec<Agreed>,
+    /// Why the group fails, if it does.
+    failed: Option<Error>,
+}
+
+/// What became of one name.
+struct Verdict {
+    name: String,
+    group: Option<(u64, usize)>,
+    result: Result<Agreed, Error>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Coordinator {
+    members: Vec<Rank>,
+    pending: HashMap<String, Pending>,
+    /// Groups of which some tensors are decided and others not.
+    groups: HashMap<u64, Group>,
+    joined: Vec<bool>,
+    last_joined: Option<Rank>,
+    limits: StallLimits,
+    warned: Option<Time>,
+}
+
+impl Coordinator {
+    /// For these members (ranks, ascending).
+    pub fn new(members: Vec<Rank>, limits: StallLimits) -> Self {
+        let joined = vec![false; members.len()];
+        Self {
+            members,
+            pending: HashMap::new(),
+            groups: HashMap::new(),
+            joined,
+            last_joined: None,
+            limits,
+            warned: None,
+        }
+    }
+
+    /// How many names are waiting for somebody.
+    pub fn waiting(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Takes an input at the time `now` and says what follows from it.
+    pub fn step(&mut self, now: Time, input: Input) -> Vec<Output> {
+        match input {
+            Input::Announce { rank, requests } => self.announce(now, rank, requests),
+            Input::Join { rank } => self.join(rank),
+            Input::Tick => self.look_for_stalls(now).into_iter().map(Output::Stalled).collect(),
+        }
+    }
+
+    fn announce(&mut self, now: Time, rank: Rank, requests: Vec<Request>) -> Vec<Output> {
+        let Some(member) = self.members.iter().position(|m| *m == rank) else {
+            let names = requests.into_iter().map(|r| r.name).collect();
+            let error = Error::Usage(format!("rank {rank} is not a member of the provided process set"));
+            return vec![Output::Fail { names, error }];
+        };
+        let mut decided = Vec::new();
+        for request in requests {
+            let name = request.name.clone();
+            let size = self.members.len();
+            let pending = self
+                .pending
+                .entry(name.clone())
+                .or_insert_with(|| Pending { since: now, requests: (0..size).map(|_| None).collect() });
+            // A member checks its own names; one that asks twice anyway gets the later request.
+            pending.requests[member] = Some(request);
+            decided.extend(self.decide(&name));
+        }
+        self.emit(decided)
+    }
+
+    fn join(&mut self, rank: Rank) -> Vec<Output> {
+        let Some(member) = self.members.iter().position(|m| *m == rank) else { return vec![] };
+        self.joined[member] = true;
+        self.last_joined = Some(rank);
+        if self.joined.iter().all(|j| *j) {
+            self.joined.fill(false);
+            return vec![Output::AllJoined { last: rank }];
+        }
+        // Whatever waited only for this member goes ahead. Oldest first, then by name: the same for every run.
+        let mut names: Vec<(Time, String)> = self.pending.iter().map(|(name, p)| (p.since, name.clone())).collect();
+        names.sort_unstable();
+        let decided: Vec<Verdict> = names.iter().filter_map(|(_, name)| self.decide(name)).collect();
+        self.emit(decided)
+    }
+
+    /// The verdict on `name`, if everyone who takes part is in.
+    fn decide(&mut self, name: &str) -> Option<Verdict> {
+        let pending = self.pending.get(name)?;
+        let missing = |(request, joined): (&Option<Request>, &bool)| request.is_none() && !joined;
+        if pending.requests.iter().zip(&self.joined).any(missing) {
+            return None;
+        }
+        let (name, pending) = self.pending.remove_entry(name)?;
+        let joined: Vec<Rank> = self.members.iter().zip(&self.joined).filter(|(_, j)| **j).map(|(m, _)| *m).collect();
+        let requests: Vec<(Rank, Request)> =
+            self.members.iter().zip(pending.requests).filter_map(|(m, r)| Some((*m, r?))).collect();
+        let group = requests.iter().find_map(|(_, r)| r.group);
+        Some(Verdict { name, group, result: match_requests(&requests, &joined) })
+    }
+
+    /// Turns verdicts into outputs, in their order; tensors of groups wait for each other.
+    fn emit(&mut self, verdicts: impl IntoIterator<Item = Verdict>) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        let mut run = Vec::new();
+        for Verdict { name, group, result } in verdicts {
+            let Some((number, size)) = group else {
+                match result {
+                    Ok(agreed) => run.push(agreed),
+                    Err(error) => outputs.push(Output::Fail { names: vec![name], error }),
+                }
+                continue;
+            };
+            let group = self.groups.entry(number).or_default();
+            group.decided += 1;
+            match (result, &group.failed) {
+                (Ok(agreed), None) => group.held.push(agreed),
+                (Ok(_), Some(error)) => outputs.push(Output::Fail { names: vec![name], error: error.clone() }),
+                (Err(error), _) => {
+                    let names = std::iter::once(name).chain(group.held.drain(..).map(|a| a.name)).collect();
+                    group.failed = Some(error.clone());
+                    outputs.push(Output::Fail { names, error });
+                }
+            }
+            if group.decided >= size {
+                run.extend(self.groups.remove(&number).unwrap_or_default().held);
+            }
+        }
+        if !run.is_empty() {
+            outputs.push(Output::Run(run));
+        }
+        outputs
+    }
+
+    fn look_for_stalls(&mut self, now: Time) -> Option<StallReport> {
+        let StallLimits { warn, shutdown } = self.limits;
+        if warn.is_zero() || self.warned.is_some_and(|at| now < at + warn) {
+            return None;
+        }
+        let mut late: Vec<(&Time, &String)> =
+            self.pending.iter().filter(|(_, p)| now >= p.since + warn).map(|(name, p)| (&p.since, name)).collect();
+        late.sort_unstable();
+        let waiting = now.saturating_sub(*late.first()?.0);
+        let mut missing: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
+        for (_, name) in late {
+            for (i, request) in self.pending[name].requests.iter().enumerate() {
+                if request.is_none() && !self.joined[i] {
+                    missing.entry(self.members[i]).or_default().push(name.clone());
+                }
+            }
+        }
+        self.warned = Some(now);
+        Some(StallReport { waiting, missing, fatal: !shutdown.is_zero() && waiting >= shutdown })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use corro_core::{DType, ReduceOp, Shape};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::request::{Device, Kind};
+
+    const NO_LIMITS: StallLimits = StallLimits { warn: Duration::ZERO, shutdown: Duration::ZERO };
+
+    fn request(name: &str) -> Request {
+        let one = 1f64.to_bits();
+        Request {
+            name: name.into(),
+            kind: Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: one },
+            dtype: DType::F32,
+            shape: Shape(vec![4]),
+            device: Device::Cpu,
+            group: None,
+        }
+    }
+
+    fn announce(rank: Rank, requests: Vec<Request>) -> Input {
+        Input::Announce { rank, requests }
+    }
+
+    fn seconds(s: u64) -> Time {
+        Duration::from_secs(s)
+    }
+
+    /// The names that run, in order; panics on anything else.
+    fn ran(outputs: &[Output]) -> Vec<String> {
+        let names = |output: &Output| match output {
+            Output::Run(agreed) => agreed.iter().map(|a| a.name.clone()).collect::<Vec<_>>(),
+            other => panic!("not a run: {other:?}"),
+        };
+        outputs.iter().flat_map(names).collect()
+    }
+
+    #[test]
+    fn a_tensor_runs_when_the_last_member_is_in() {
+        let mut c = Coordinator::new(vec![0, 1, 2], NO_LIMITS);
+        assert!(c.step(seconds(0), announce(0, vec![request("a"), request("b")])).is_empty());
+        assert!(c.step(seconds(0), announce(2, vec![request("b"), request("a")])).is_empty());
+        assert_eq!(ran(&c.step(seconds(1), announce(1, vec![request("b")]))), ["b"]);
+        assert_eq!(ran(&c.step(seconds(1), announce(1, vec![request("a")]))), ["a"]);
+        assert_eq!(c.waiting(), 0);
+    }
+
+    #[test]
+    fn a_mismatch_fails_that_tensor_and_nothing_else() {
+        let mut c = Coordinator::new(vec![0, 1], NO_LIMITS);
+        c.step(seconds(0), announce(0, vec![request("a"), request("b")]));
+        let odd = Request { dtype: DType::F64, ..request("a") };
+        let outputs = c.step(seconds(0), announce(1, vec![odd, request("b")]));
+        let [Output::Fail { names, error }, rest] = outputs.as_slice() else { panic!("{outputs:?}") };
+        assert_eq!(names, &["a"]);
+        assert!(error.to_string().contains("Mismatched data types"), "{error}");
+        assert_eq!(ran(std::slice::from_ref(rest)), ["b"]);
+    }
+
+    #[test]
+    fn groups_run_together_and_fail_together() {
+        let of = |name: &str, dtype| Request { dtype, group: Some((5, 3)), ..request(name) };
+        let all = |dtype| ["x", "y", "z"].map(|n| of(n, dtype)).to_vec();
+        let mut c = Coordinator::new(vec![0, 1], NO_LIMITS);
+        c.step(seconds(0), announce(0, all(DType::F32)));
+        assert!(c.step(seconds(0), announce(1, vec![of("y", DType::F32), of("x", DType::F32)])).is_empty());
+        assert_eq!(ran(&c.step(seconds(0), announce(1, vec![of("z", DType::F32)]))), ["y", "x", "z"]);
+
+        c.step(seconds(0), announce(0, all(DType::F32)));
+        c.step(seconds(0), announce(1, vec![of("x", DType::F32)]));
+        let outputs = c.step(seconds(0), announce(1, vec![of("y", DType::F64), of("z", DType::F32)]));
+        let failed: Vec<&String> = outputs
+            .iter()
+            .flat_map(|o| match o {
+                Output::Fail { names, .. } => names,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(failed, ["y", "x", "z"]);
+        // The group's number can be used again.
+        c.step(seconds(0), announce(0, all(DType::F32)));
+        assert_eq!(ran(&c.step(seconds(0), announce(1, all(DType::F32)))), ["x", "y", "z"]);
+    }
+
+    #[test]
+    fn the_joined_are_not_waited_for_until_all_have_joined() {
+        let mut c = Coordinator::new(vec![0, 1, 2], NO_LIMITS);
+        c.step(seconds(0), announce(0, vec![request("a")]));
+        c.step(seconds(0), announce(1, vec![request("a")]));
+        assert_eq!(ran(&c.step(seconds(1), Input::Join { rank: 2 })), ["a"]);
+        c.step(seconds(2), announce(0, vec![request("b")]));
+        assert_eq!(ran(&c.step(seconds(2), announce(1, vec![request("b")]))), ["b"]);
+        assert!(c.step(seconds(3), Input::Join { rank: 0 }).is_empty());
+        assert_eq!(c.step(seconds(3), Input::Join { rank: 1 }), [Output::AllJoined { last: 1 }]);
+        // Everyone takes part again.
+        c.step(seconds(4), announce(0, vec![request("c")]));
+        c.step(seconds(4), announce(1, vec![request("c")]));
+        assert_eq!(ran(&c.step(seconds(4), announce(2, vec![request("c")]))), ["c"]);
+    }
+
+    #[test]
+    fn stalls_name_who_is_missing_and_what() {
+        let limits = StallLimits { warn: seconds(60), shutdown: seconds(150) };
+        let mut c = Coordinator::new(vec![3, 5, 8], limits);
+        c.step(seconds(0), announce(3, vec![request("a")]));
+        c.step(seconds(10), announce(5, vec![request("b"), request("a")]));
+        assert!(c.step(seconds(59), Input::Tick).is_empty());
+        let outputs = c.step(seconds(75), Input::Tick);
+        let [Output::Stalled(report)] = outputs.as_slice() else { panic!("{outputs:?}") };
+        assert_eq!(report.waiting, seconds(75));
+        assert_eq!(report.missing[&8], ["a", "b"]);
+        assert_eq!(report.missing[&3], ["b"]);
+        assert!(!report.missing.contains_key(&5) && !report.fatal);
+        // Once a warning period, and fatal at last.
+        assert!(c.step(seconds(100), Input::Tick).is_empty());
+        let outputs = c.step(seconds(160), Input::Tick);
+        assert!(matches!(outputs.as_slice(), [Output::Stalled(StallReport { fatal: true, .. })]), "{outputs:?}");
+    }
+
+    #[test]
+    fn strangers_are_told_so() {
+        let mut c = Coordinator::new(vec![0, 1], NO_LIMITS);
+        let outputs = c.step(seconds(0), announce(7, vec![request("a")]));
+        let [Output::Fail { error, .. }] = outputs.as_slice() else { panic!("{outputs:?}") };
+        assert!(error.to_string().contains("is not a member of the provided process set"));
+    }
+
+    proptest! {
+        /// Whatever the orders in which members submit and their announcements arrive: every tensor runs exactly once,
+        /// never before the last member is in, and nothing is left waiting.
+        #[test]
+        fn any_order_runs_everything_once(
+            members in 1usize..9,
+            tensors in 1usize..20,
+            seed in any::<u64>(),
+        ) {
+            let mut random = seed | 1;
+            let mut below = |n: usize| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                (random % n as u64) as usize
+            };
+            let mut left: Vec<Vec<String>> = (0..members).map(|_| (0..tensors).map(|t| format!("t{t}")).collect()).collect();
+            let mut c = Coordinator::new((0..members).collect(), NO_LIMITS);
+            let mut seen: HashMap<String, usize> = HashMap::new();
+            let mut done: Vec<String> = Vec::new();
+            while left.iter().any(|l| !l.is_empty()) {
+                let rank = below(members);
+                if left[rank].is_empty() {
+                    continue;
+                }
+                let at = below(left[rank].len());
+                let name = left[rank].swap_remove(at);
+                *seen.entry(name.clone()).or_default() += 1;
+                for output in c.step(Duration::ZERO, announce(rank, vec![request(&name)])) {
+                    let Output::Run(agreed) = output else { return Err(TestCaseError::fail("not a run")) };
+                    for a in agreed {
+                        prop_assert_eq!(seen[&a.name], members, "ran before all were in");
+                        done.push(a.name);
+                    }
+                }
+            }
+            prop_assert_eq!(c.waiting(), 0);
+            done.sort();
+            done.dedup();
+            prop_assert_eq!(done.len(), tensors);
+        }
+    }
+}
