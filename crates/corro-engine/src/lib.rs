@@ -9,13 +9,17 @@
 //! | [`matching`] | whether all ranks ask for the same, and if not, who differs and how |
 //! | [`coordinator`] | when a tensor may run, who is missing |
 //! | [`fusion`] | which tensors run as one collective |
+//! | [`timeline`] | what is written about a tensor's life, in Horovod's format |
+//! | [`recorder`] | nothing: it remembers the last operations |
 
 #![forbid(unsafe_code)]
 
 pub mod coordinator;
 pub mod fusion;
 pub mod matching;
+pub mod recorder;
 pub mod request;
+pub mod timeline;
 
 pub use coordinator::Coordinator;
 pub use fusion::Batch;
