@@ -10,12 +10,14 @@
 //! | [`coordinator`] | when a tensor may run, who is missing |
 //! | [`fusion`] | which tensors run as one collective |
 //! | [`timeline`] | what is written about a tensor's life, in Horovod's format |
+//! | [`gaussian`] | where autotuning looks next |
 //! | [`recorder`] | nothing: it remembers the last operations |
 
 #![forbid(unsafe_code)]
 
 pub mod coordinator;
 pub mod fusion;
+pub mod gaussian;
 pub mod matching;
 pub mod recorder;
 pub mod request;
