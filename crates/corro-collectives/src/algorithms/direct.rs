@@ -60,7 +60,12 @@ pub(crate) fn allreduce(
     }
 }
 
-fn allreduce_short(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic, timeout: Duration) -> Result<()> {
+pub(crate) fn allreduce_short(
+    team: &mut Team,
+    pieces: &mut Pieces<'_, '_>,
+    how: Arithmetic,
+    timeout: Duration,
+) -> Result<()> {
     let bytes = pieces.len();
     let round = team.next_round(timeout)?;
     pieces.for_each(0..bytes, |at, part| team.write(team.slot(team.me(), round, at, part.len()), part));

@@ -12,7 +12,7 @@
 //! Between hosts each carrier sends 2 (h - 1) / h of N / C bytes for h hosts. Hosts may have any number of ranks. A rank
 //! alone on its host skips 1, 2 and 4.
 //!
-//! Long data goes in windows, so that the network works on one while memory works on its neighbours: steps 1 and 2 of
+//! Short data takes fewer waits: see `allreduce_short`. Long data goes in windows, so that the network works on one while memory works on its neighbours: steps 1 and 2 of
 //! window k + 1 and step 4 of window k - 1 are done while window k is under way. Window k, counted over all allreduces of
 //! the group, lies in part k % 3 of the workspace: a rank fills that part again only after a barrier of window k + 2,
 //! which everyone enters after having copied window k.
@@ -23,8 +23,9 @@ use std::time::Duration;
 use corro_core::Result;
 use corro_transport::{Channel, Links, Source, Target, Team};
 
-use super::direct::{blocks_of, element_share, reduce_shown, reduce_spans};
+use super::direct::{self, blocks_of, element_share, reduce_shown, reduce_spans};
 use crate::executor::{Arithmetic, Buffers, Run};
+use crate::group::SHORT;
 use crate::pieces::Pieces;
 use crate::schedule::Schedule;
 use crate::subset::Subset;
@@ -102,6 +103,9 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
         pieces: &mut Pieces<'_, '_>,
         scratch: &mut [u8],
     ) -> Result<()> {
+        if pieces.len() <= SHORT {
+            return self.allreduce_short(channel, pieces, scratch);
+        }
         let windows: Vec<Range<usize>> = blocks_of(0..pieces.len(), WINDOW).collect();
         let Channel { team, links } = channel;
         let Some(team) = team else { return self.alone(links, pieces, &windows, scratch) };
@@ -130,6 +134,27 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
                 self.collect(team, pieces, place(self.first + before), &windows[before]);
             }
         }
+        Ok(())
+    }
+
+    /// For short data fewer waits count more than shared work: everyone sums the host's values, the first rank of each host
+    /// exchanges them, and tells the others.
+    fn allreduce_short(&self, channel: &mut Channel, pieces: &mut Pieces<'_, '_>, scratch: &mut [u8]) -> Result<()> {
+        let mut data = vec![0; pieces.len()];
+        pieces.gather(&mut data);
+        let Channel { team, links } = channel;
+        if let Some(team) = team {
+            direct::allreduce_short(team, &mut Pieces::new(&mut [&mut data]), self.unscaled(), self.timeout)?;
+        }
+        if self.carriers.seat == 0 {
+            let firsts = Subset::of(self.carriers.hosts.iter().map(|host| host[0]).collect(), self.carriers.here);
+            let mut run = Run::start(links, (self.between)(&firsts, data.len())?, Some(self.how))?;
+            run.finish(links, &mut Buffers { input: &[], main: &mut data, scratch })?;
+        }
+        if let Some(team) = team {
+            direct::broadcast(team, 0, &mut data, self.timeout)?;
+        }
+        pieces.scatter(&data);
         Ok(())
     }
 
