@@ -1,6 +1,7 @@
 //! Which algorithm runs: a table over collective, size, ranks and topology. The first row that fits wins.
 //!
-//! The numbers were measured, see `docs/performance.md`. Nothing here changes results beyond rounding: every algorithm
+//! That shared memory wins on one host was measured, see `docs/performance.md`. The crossovers between hosts follow from
+//! the costs in the algorithms' heads, and were tried between two hosts only. Nothing here changes results beyond rounding: every algorithm
 //! gives all ranks the same bits.
 
 use corro_core::{Error, Result, config};

@@ -6,7 +6,7 @@
 //! through several steps at once.
 //!
 //! Between two ranks, messages in one direction are matched by their order, so both ends must list them alike.
-//! [`check`](tests) plays the schedules of all ranks against each other without a network.
+//! `tests::play` plays the schedules of all ranks against each other without a network.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -11,8 +11,9 @@
 //!
 //! **Waiting** is spinning for a few microseconds if every rank of the host has a core of its own, then giving way, then
 //! sleeping on the counter (futex). Two ranks that find themselves on one core although there are enough part ways: the
-//! system's scheduler, seeing two tasks that give way to each other, is in no hurry to do so. Sleepers look up every [`LOOK_UP`]: whether the one they wait for has exited, whether anyone
-//! declared the team dead, whether the time is over. So a death is an error at once, and nothing hangs.
+//! system's scheduler, seeing two tasks that give way to each other, is in no hurry to do so. Sleepers look up every
+//! [`LOOK_UP`]: whether the one they wait for has exited, whether anyone declared the team dead, whether the time is over.
+//! So a death is an error at once, and nothing hangs.
 //!
 //! Payload is only touched through raw pointers, see `segment`. Between collectives a member's area is its own.
 
@@ -40,6 +41,10 @@ const SPINS: u32 = 100;
 /// Turns given to other runnable ranks before sleeping. A peer that shares this core gets to run without the cost of a
 /// sleep and a wake-up; if nobody else wants the core, giving way is just a slower way to spin.
 const YIELDS: u32 = 64;
+
+/// How far the mark of what is reduced may fall behind the rounds. Collectives that reduce in one step never set it, and
+/// once it were half the circle of numbers behind (2^31 rounds: less than an hour of small messages) it would seem ahead.
+const MARK_LAG: u32 = 1 << 20;
 
 /// How often at most a rank moves to another core.
 const MOVE_PAUSE: Duration = Duration::from_millis(5);
@@ -243,6 +248,11 @@ impl Team {
     /// Opens the next round: its slot of this member may be filled.
     pub fn next_round(&mut self, timeout: Duration) -> Result<u32> {
         self.round = self.round.wrapping_add(1);
+        let reduced = self.segment.word(self.me, Word::Reduced).load(Ordering::Relaxed);
+        if self.round.wrapping_sub(reduced) > MARK_LAG {
+            // Nobody waits for a round that far back any more.
+            self.mark(Word::Reduced, self.round.wrapping_sub(SLOTS as u32));
+        }
         for member in self.others() {
             self.wait(member, Word::Published, self.round.wrapping_sub(2), timeout)?;
         }
@@ -554,4 +564,61 @@ pub(crate) fn has_exited(member: &Member) -> bool {
     let Some(exit) = &member.exit else { return false };
     let mut fds = [PollFd::new(exit, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::segment::Sizes;
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Two members as threads.
+    fn pair(act: impl Fn(&mut Team) + Sync) {
+        let sizes = Sizes { members: 2, slot: 4096, ring: 4096, area: 0, workspace: 0 };
+        let segment = Arc::new(Segment::create(sizes).unwrap().0);
+        let hosts: Hosts = ["host".to_owned(), "host".to_owned()].into();
+        std::thread::scope(|scope| {
+            for me in 0..2 {
+                let member = |rank| Member { rank, host: "host".into(), exit: None };
+                let mut team =
+                    Team::new(Arc::clone(&segment), vec![member(0), member(1)], me, false, Arc::clone(&hosts));
+                let act = &act;
+                scope.spawn(move || act(&mut team));
+            }
+        });
+    }
+
+    /// Goes on by a quarter of the circle of round numbers.
+    fn leap(team: &mut Team) {
+        let last = team.take_rounds(1 << 30).wrapping_add((1 << 30) - 1);
+        team.publish(last);
+        team.wait_all_published(last, LONG).unwrap();
+        team.barrier(LONG).unwrap();
+    }
+
+    #[test]
+    fn rounds_go_on_past_the_end_of_their_numbers() {
+        pair(|team| (0..9).for_each(|_| leap(team)));
+    }
+
+    #[test]
+    fn a_mark_that_nobody_set_for_long_is_not_taken_for_a_later_one() {
+        pair(|team| {
+            (0..3).for_each(|_| leap(team));
+            let other = 1 - team.me();
+            let never_marked = team.round;
+            assert!(team.wait_reduced(other, never_marked, Duration::from_millis(20)).is_err());
+        });
+    }
+
+    #[test]
+    fn members_in_different_collectives_notice() {
+        pair(|team| {
+            team.begin(7 + team.me() as u64);
+            let round = team.next_round(LONG).unwrap();
+            team.publish(round);
+            assert!(matches!(team.wait_all_published(round, LONG), Err(Error::Mismatch(_))));
+        });
+    }
 }
