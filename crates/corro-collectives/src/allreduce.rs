@@ -18,6 +18,9 @@ use crate::reduction::Reduction;
 use crate::schedule::{Action, Builder, Schedule};
 use crate::subset::Subset;
 
+/// Up to this many bytes a copy is cheaper than asking whether all members have come.
+const STAGED: usize = 1 << 20;
+
 impl Group {
     /// Reduces `data` over all members, in place.
     pub fn allreduce<T: Element>(&mut self, data: &mut [T], op: ReduceOp) -> Result<()> {
@@ -50,6 +53,40 @@ impl Group {
         }
         self.begin(Collective::Allreduce, Some(how), bytes);
         self.guarded(|group| group.allreduce_pieces(&mut pieces, how))
+    }
+
+    /// As [`Group::allreduce_many`], but the tensors are left as they are until all members have come to this
+    /// collective: if it is withdrawn before that, it can be run again with the same data. No prescale, which would
+    /// change them at once.
+    pub fn allreduce_withdrawable(&mut self, tensors: &mut [&mut [u8]], how: &Reduction) -> Result<()> {
+        if how.prescale != 1.0 {
+            return Err(Error::Bug("a prescale can't be withdrawn".into()));
+        }
+        if self.reduces_early(tensors, how.op)? {
+            let [tensor] = tensors else { return Err(Error::Bug("fused tensors are packed first".into())) };
+            if tensor.len() <= STAGED {
+                let mut staged = tensor.to_vec();
+                self.allreduce_many(&mut [&mut staged], how)?;
+                tensor.copy_from_slice(&staged);
+                return Ok(());
+            }
+            self.barrier()?;
+        }
+        self.allreduce_many(tensors, how)
+    }
+
+    /// Whether an allreduce would reduce what some peers send into the tensors before others have come. The same on all
+    /// members.
+    fn reduces_early(&self, tensors: &[&mut [u8]], op: ReduceOp) -> Result<bool> {
+        let [tensor] = tensors else { return Ok(false) };
+        if self.size() == 1 || op == ReduceOp::Adasum {
+            return Ok(self.size() > 1);
+        }
+        Ok(match self.choose(Collective::Allreduce, tensor.len())? {
+            Algorithm::Direct => false,
+            Algorithm::Hierarchical => self.carriers.any_alone(),
+            _ => true,
+        })
     }
 
     /// The memory in which [`Group::allreduce_shared`] reduces without copying. Data that lives here is visible to the

@@ -229,6 +229,9 @@ impl Run {
                 return if self.pass(links, buffers)? { Ok(()) } else { Err(gone) };
             }
         }
+        if links.withdrawal().is_set() {
+            return Err(Error::Withdrawn);
+        }
         if deadline.passed() { Err(self.too_late(links, deadline)) } else { Ok(()) }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use corro_core::shape::share;
 use corro_core::{Error, GroupId, Rank, ReduceOp, Result};
-use corro_transport::{Channel, Fabric};
+use corro_transport::{Channel, Fabric, Withdrawal};
 
 use crate::algorithms::hierarchical::Carriers;
 use crate::algorithms::{direct, halving_doubling, pairwise, ring, tree};
@@ -88,6 +88,12 @@ impl Group {
     /// How the ranks lie.
     pub fn topology(&self) -> Topology {
         self.topology
+    }
+
+    /// The mark by which another thread calls off what this rank waits in. The group is then of no more use, but must be
+    /// kept until all members have finished what came before.
+    pub fn withdrawal(&self) -> Withdrawal {
+        self.channel.links.withdrawal().clone()
     }
 
     /// Makes every collective use `algorithm` where it can run it. All members must do the same.
@@ -364,7 +370,10 @@ impl Group {
         self.usable()?;
         let result = collective(self);
         if let Err(error) = &result {
-            self.channel.abandon(error);
+            // What was withdrawn may still be finishing elsewhere: others must not be told that this rank is gone.
+            if *error != Error::Withdrawn {
+                self.channel.abandon(error);
+            }
             self.broken = Some(error.clone());
         }
         result

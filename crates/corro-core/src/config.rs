@@ -83,12 +83,32 @@ variables! {
         "This process's rank. Set by the launcher.";
     SIZE = "CORRO_SIZE", horovod: Some("HOROVOD_SIZE"), default: "1",
         "How many ranks the job has. Set by the launcher.";
+    LOCAL_RANK = "CORRO_LOCAL_RANK", horovod: Some("HOROVOD_LOCAL_RANK"), default: "0",
+        "This process's place among the ranks of its host. Set by the launcher.";
+    LOCAL_SIZE = "CORRO_LOCAL_SIZE", horovod: Some("HOROVOD_LOCAL_SIZE"), default: "1",
+        "How many ranks this host has. Set by the launcher.";
+    CROSS_RANK = "CORRO_CROSS_RANK", horovod: Some("HOROVOD_CROSS_RANK"), default: "0",
+        "This process's place among the ranks with the same local rank, one per host. Set by the launcher.";
+    CROSS_SIZE = "CORRO_CROSS_SIZE", horovod: Some("HOROVOD_CROSS_SIZE"), default: "1",
+        "How many hosts have a rank with this local rank. Set by the launcher.";
     HOSTNAME = "CORRO_HOSTNAME", horovod: Some("HOROVOD_HOSTNAME"), default: "the system's host name",
         "The name of this host in messages. Ranks with different names never share memory.";
     RENDEZVOUS = "CORRO_RENDEZVOUS", horovod: None, default: "none",
-        "Address (host:port) of the job's rendezvous store. Set by the launcher.";
+        "Addresses (host:port, commas between them) of the job's rendezvous store. Set by the launcher.";
     SECRET = "CORRO_SECRET", horovod: None, default: "none",
         "The job's secret in hexadecimal. Every connection proves it both ways. Set by the launcher; never put it on a command line.";
+    JOB_ID = "CORRO_JOB_ID", horovod: None, default: "what the launcher around us calls the job",
+        "Names the job where ranks meet without `corro run`. The same on all ranks, different from all other jobs of the user.";
+    MEET_DIR = "CORRO_MEET_DIR", horovod: None, default: "$XDG_RUNTIME_DIR/corro on one host, ~/.corro/meet on several",
+        "Where rank 0 leaves word (address and secret, readable by the user only) for the others where ranks meet without `corro run`. On several hosts they must share it.";
+    RENDEZVOUS_PORT = "CORRO_RENDEZVOUS_PORT", horovod: None, default: "MASTER_PORT + 1, else any free one",
+        "The port of the rendezvous store, in the launcher or in rank 0.";
+    START_TIMEOUT = "CORRO_START_TIMEOUT", horovod: Some("HOROVOD_START_TIMEOUT"), default: "30",
+        "Seconds within which the launcher must have reached every host.";
+    REMOTE_CORRO = "CORRO_REMOTE_CORRO", horovod: None, default: "the path of the one that is running",
+        "The `corro` program on the other hosts.";
+    REMOTE_SHELL = "CORRO_REMOTE_SHELL", horovod: None, default: "ssh",
+        "A program that is run as `PROGRAM HOST COMMAND` in place of ssh.";
     TLS = "CORRO_TLS", horovod: None, default: "0",
         "1: all traffic between hosts goes through TLS 1.3.";
     TIMEOUT = "CORRO_TIMEOUT", horovod: None, default: "60",
@@ -107,7 +127,51 @@ variables! {
         "Forces an algorithm (`direct`, `ring`, `halving_doubling`, `tree`, `hierarchical`) wherever it can run, for experiments.";
 }
 
-/// `docs/environment.md`, made from the table above.
+/// Every name of the knob that Horovod calls `horovod`: ours first where we have one. Setting all of them is how a flag
+/// beats whatever is set already.
+pub fn names_of(horovod: &'static str) -> impl Iterator<Item = &'static str> {
+    let ours = VARIABLES.iter().find(|v| v.horovod == Some(horovod)).map(|v| v.name);
+    ours.into_iter().chain([horovod])
+}
+
+/// Variables that others set and Corro reads: launchers that know nothing of us, and the system. By who sets them.
+pub static FOREIGN: &[(&str, &[&str])] = &[
+    (
+        "Open MPI",
+        &[
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+            "OMPI_MCA_ess_base_jobid",
+            "OMPI_MCA_plm_rsh_agent",
+        ],
+    ),
+    ("PMIx", &["PMIX_RANK", "PMIX_NAMESPACE"]),
+    ("MPICH and its kin", &["PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"]),
+    ("Slurm", &["SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_NUM_NODES"]),
+    (
+        "torchrun",
+        &[
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_RESTART_COUNT",
+        ],
+    ),
+    ("Kubernetes", &["JOB_COMPLETION_INDEX"]),
+    ("the system", &["XDG_RUNTIME_DIR", "HOME", "PATH", "SSH_CONNECTION", "TERM", "NO_COLOR"]),
+];
+
+/// A variable of [`FOREIGN`], if it is set. An empty value counts as not set.
+pub fn foreign(name: &str) -> Option<String> {
+    debug_assert!(FOREIGN.iter().any(|(_, names)| names.contains(&name)), "{name} is not in the table");
+    read(name)
+}
+
+/// `docs/environment.md`, made from the tables above.
 pub fn markdown() -> String {
     use std::fmt::Write;
     let mut page = String::from(
@@ -118,6 +182,11 @@ pub fn markdown() -> String {
     for v in VARIABLES {
         let horovod = v.horovod.map_or_else(|| "-".into(), |h| format!("`{h}`"));
         let _ = writeln!(page, "| `{}` | {horovod} | {} | {} |", v.name, v.default, v.meaning);
+    }
+    page.push_str("\n## Read, but set by others\n\n| set by | variables |\n| --- | --- |\n");
+    for (who, names) in FOREIGN {
+        let names: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
+        let _ = writeln!(page, "| {who} | {} |", names.join(", "));
     }
     page
 }

@@ -9,7 +9,7 @@ use crate::Rank;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, by who can do something about it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum Error {
     /// The call itself is wrong: fix the program.
@@ -39,7 +39,7 @@ pub enum Error {
     #[error("{library} failed with code {code}: {text}")]
     Native {
         /// Its name.
-        library: &'static str,
+        library: String,
         /// Its own error code.
         code: i64,
         /// Its own words, and ours.
@@ -66,6 +66,10 @@ pub enum Error {
     /// The job is over: somebody shut it down.
     #[error("{0}")]
     Shutdown(String),
+
+    /// Another thread of this process called the operation off before it began on all ranks. It may be run again.
+    #[error("called off before all ranks had begun")]
+    Withdrawn,
 
     /// An invariant of Corro's own is broken: please report it.
     #[error("a bug in corro, please report it: {0}")]

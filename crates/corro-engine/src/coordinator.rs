@@ -8,9 +8,11 @@
 //! so do the others, each as soon as it is decided.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use corro_core::{Error, Rank};
+use serde::{Deserialize, Serialize};
 
 use crate::matching::{Agreed, match_requests};
 use crate::request::Request;
@@ -41,7 +43,7 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Run these; fusion cuts them into batches.
-    Run(Vec<Agreed>),
+    Run(Vec<Arc<Agreed>>),
     /// These tensors fail on every member, with this error; nothing else is affected.
     Fail {
         /// The tensors' names.
@@ -59,12 +61,14 @@ pub enum Output {
 }
 
 /// Who is waiting for whom.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StallReport {
     /// The longest wait.
     pub waiting: Duration,
     /// For each rank that is missing, what it has not submitted, oldest first.
     pub missing: BTreeMap<Rank, Vec<String>>,
+    /// What missing ranks were doing when they were asked.
+    pub doing: BTreeMap<Rank, String>,
     /// Whether this was waited for so long that the job is to end.
     pub fatal: bool,
 }
@@ -84,6 +88,8 @@ struct Pending {
     since: Time,
     /// In the order of members; `None`: not yet.
     requests: Vec<Option<Request>>,
+    /// How many are neither in nor have joined.
+    missing: usize,
 }
 
 /// A group on its way.
@@ -91,7 +97,7 @@ struct Pending {
 struct Group {
     decided: usize,
     /// Ready, and waiting for the rest of the group.
-    held: Vec<Agreed>,
+    held: Vec<Arc<Agreed>>,
     /// Why the group fails, if it does.
     failed: Option<Error>,
 }
@@ -100,7 +106,7 @@ struct Group {
 struct Verdict {
     name: String,
     group: Option<(u64, usize)>,
-    result: Result<Agreed, Error>,
+    result: Result<Arc<Agreed>, Error>,
 }
 
 /// See the module.
@@ -146,7 +152,7 @@ impl Coordinator {
     }
 
     fn announce(&mut self, now: Time, rank: Rank, requests: Vec<Request>) -> Vec<Output> {
-        let Some(member) = self.members.iter().position(|m| *m == rank) else {
+        let Ok(member) = self.members.binary_search(&rank) else {
             let names = requests.into_iter().map(|r| r.name).collect();
             let error = Error::Usage(format!("rank {rank} is not a member of the provided process set"));
             return vec![Output::Fail { names, error }];
@@ -154,24 +160,51 @@ impl Coordinator {
         let mut decided = Vec::new();
         for request in requests {
             let name = request.name.clone();
-            let size = self.members.len();
-            let pending = self
-                .pending
-                .entry(name.clone())
-                .or_insert_with(|| Pending { since: now, requests: (0..size).map(|_| None).collect() });
+            let (size, joined) = (self.members.len(), &self.joined);
+            let pending = self.pending.entry(name.clone()).or_insert_with(|| Pending {
+                since: now,
+                requests: (0..size).map(|_| None).collect(),
+                missing: joined.iter().filter(|j| !**j).count(),
+            });
             // A member checks its own names; one that asks twice anyway gets the later request.
-            pending.requests[member] = Some(request);
+            if pending.requests[member].replace(request).is_none() && !joined[member] {
+                pending.missing -= 1;
+            }
             decided.extend(self.decide(&name));
         }
         self.emit(decided)
     }
 
+    /// All members are in with a tensor they had agreed on before.
+    pub fn complete(&mut self, agreed: Vec<Arc<Agreed>>) -> Vec<Output> {
+        let verdict = |a: Arc<Agreed>| Verdict { name: a.name.clone(), group: a.group, result: Ok(a) };
+        self.emit(agreed.into_iter().map(verdict))
+    }
+
+    /// Whether nobody waits for anybody, as far as announcements tell.
+    pub fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.groups.is_empty() && !self.is_joining()
+    }
+
+    /// Whether some have joined and not all.
+    pub fn is_joining(&self) -> bool {
+        self.joined.contains(&true)
+    }
+
     fn join(&mut self, rank: Rank) -> Vec<Output> {
-        let Some(member) = self.members.iter().position(|m| *m == rank) else { return vec![] };
-        self.joined[member] = true;
+        let Ok(member) = self.members.binary_search(&rank) else { return vec![] };
+        if !std::mem::replace(&mut self.joined[member], true) {
+            for pending in self.pending.values_mut().filter(|p| p.requests[member].is_none()) {
+                pending.missing -= 1;
+            }
+        }
         self.last_joined = Some(rank);
         if self.joined.iter().all(|j| *j) {
             self.joined.fill(false);
+            // Nobody can wait for a tensor while all stand aside; if one does, all must submit it again.
+            for pending in self.pending.values_mut() {
+                pending.missing = pending.requests.iter().filter(|r| r.is_none()).count();
+            }
             return vec![Output::AllJoined { last: rank }];
         }
         // Whatever waited only for this member goes ahead. Oldest first, then by name: the same for every run.
@@ -183,9 +216,7 @@ impl Coordinator {
 
     /// The verdict on `name`, if everyone who takes part is in.
     fn decide(&mut self, name: &str) -> Option<Verdict> {
-        let pending = self.pending.get(name)?;
-        let missing = |(request, joined): (&Option<Request>, &bool)| request.is_none() && !joined;
-        if pending.requests.iter().zip(&self.joined).any(missing) {
+        if self.pending.get(name)?.missing > 0 {
             return None;
         }
         let (name, pending) = self.pending.remove_entry(name)?;
@@ -193,7 +224,7 @@ impl Coordinator {
         let requests: Vec<(Rank, Request)> =
             self.members.iter().zip(pending.requests).filter_map(|(m, r)| Some((*m, r?))).collect();
         let group = requests.iter().find_map(|(_, r)| r.group);
-        Some(Verdict { name, group, result: match_requests(&requests, &joined) })
+        Some(Verdict { name, group, result: match_requests(&requests, &joined).map(Arc::new) })
     }
 
     /// Turns verdicts into outputs, in their order; tensors of groups wait for each other.
@@ -214,7 +245,7 @@ impl Coordinator {
                 (Ok(agreed), None) => group.held.push(agreed),
                 (Ok(_), Some(error)) => outputs.push(Output::Fail { names: vec![name], error: error.clone() }),
                 (Err(error), _) => {
-                    let names = std::iter::once(name).chain(group.held.drain(..).map(|a| a.name)).collect();
+                    let names = std::iter::once(name).chain(group.held.drain(..).map(|a| a.name.clone())).collect();
                     group.failed = Some(error.clone());
                     outputs.push(Output::Fail { names, error });
                 }
@@ -229,15 +260,25 @@ impl Coordinator {
         outputs
     }
 
-    fn look_for_stalls(&mut self, now: Time) -> Option<StallReport> {
+    /// When to look for stalls next, if nothing else happens.
+    pub fn next_look(&self) -> Option<Time> {
         let StallLimits { warn, shutdown } = self.limits;
-        if warn.is_zero() || self.warned.is_some_and(|at| now < at + warn) {
+        let oldest = self.pending.values().map(|p| p.since).min()?;
+        let warning = (!warn.is_zero()).then(|| (oldest + warn).max(self.warned.map_or(Time::ZERO, |at| at + warn)));
+        let end = (!shutdown.is_zero()).then(|| oldest + shutdown);
+        warning.into_iter().chain(end).min()
+    }
+
+    fn look_for_stalls(&mut self, now: Time) -> Option<StallReport> {
+        if self.next_look().is_none_or(|at| now < at) {
             return None;
         }
-        let mut late: Vec<(&Time, &String)> =
-            self.pending.iter().filter(|(_, p)| now >= p.since + warn).map(|(name, p)| (&p.since, name)).collect();
+        let StallLimits { warn, shutdown } = self.limits;
+        let late_after = if warn.is_zero() { shutdown } else { warn };
+        let mut late: Vec<(Time, &String)> =
+            self.pending.iter().filter(|(_, p)| now >= p.since + late_after).map(|(name, p)| (p.since, name)).collect();
         late.sort_unstable();
-        let waiting = now.saturating_sub(*late.first()?.0);
+        let waiting = now.saturating_sub(late.first()?.0);
         let mut missing: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
         for (_, name) in late {
             for (i, request) in self.pending[name].requests.iter().enumerate() {
@@ -247,7 +288,36 @@ impl Coordinator {
             }
         }
         self.warned = Some(now);
-        Some(StallReport { waiting, missing, fatal: !shutdown.is_zero() && waiting >= shutdown })
+        let fatal = !shutdown.is_zero() && waiting >= shutdown;
+        Some(StallReport { waiting, missing, doing: BTreeMap::new(), fatal })
+    }
+}
+
+impl std::fmt::Display for StallReport {
+    /// Horovod's words, then ours: what the missing ranks are doing.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const SHOWN: usize = 6;
+        write!(
+            f,
+            "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting \
+             for remainder of ranks for more than {} seconds. Different ranks may be trying to submit different tensors, \
+             or only some of them submit tensors.",
+            self.waiting.as_secs()
+        )?;
+        if self.fatal {
+            write!(f, " Will shutdown.")?;
+        }
+        write!(f, "\nMissing ranks:")?;
+        for (rank, names) in &self.missing {
+            let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+            let mark = if self.fatal { "!" } else { "" };
+            let more = if names.len() > SHOWN { " ..." } else { "" };
+            write!(f, "\n{rank}{mark}: [{}{more}]", shown.join(", "))?;
+            if let Some(doing) = self.doing.get(rank) {
+                write!(f, " ({doing})")?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -412,7 +482,7 @@ mod tests {
                     let Output::Run(agreed) = output else { return Err(TestCaseError::fail("not a run")) };
                     for a in agreed {
                         prop_assert_eq!(seen[&a.name], members, "ran before all were in");
-                        done.push(a.name);
+                        done.push(a.name.clone());
                     }
                 }
             }

@@ -38,21 +38,22 @@ struct Key {
 }
 
 /// Cuts `agreed` into batches. Every tensor is in exactly one, and batches are in the order of their first tensors.
-pub fn batches(agreed: &[Agreed], limits: Limits) -> Vec<Batch> {
+pub fn batches<A: std::borrow::Borrow<Agreed>>(agreed: &[A], limits: Limits) -> Vec<Batch> {
+    let agreed: Vec<&Agreed> = agreed.iter().map(std::borrow::Borrow::borrow).collect();
     let mut taken = vec![false; agreed.len()];
     let mut batches = Vec::new();
     for first in 0..agreed.len() {
         if std::mem::replace(&mut taken[first], true) {
             continue;
         }
-        let mut batch = Batch { tensors: vec![first], bytes: bytes(&agreed[first]) };
-        if let Some(key) = key(&agreed[first], limits) {
+        let mut batch = Batch { tensors: vec![first], bytes: bytes(agreed[first]) };
+        if let Some(key) = key(agreed[first], limits) {
             let mut passed_over = 0usize;
             for next in first + 1..agreed.len() {
-                if taken[next] || self::key(&agreed[next], limits).as_ref() != Some(&key) {
+                if taken[next] || self::key(agreed[next], limits).as_ref() != Some(&key) {
                     continue;
                 }
-                let more = bytes(&agreed[next]);
+                let more = bytes(agreed[next]);
                 if batch.bytes.saturating_add(more) <= limits.threshold {
                     taken[next] = true;
                     batch.tensors.push(next);

@@ -15,13 +15,18 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod coordinator;
 pub mod fusion;
 pub mod gaussian;
 pub mod matching;
+pub mod message;
+pub mod node;
+pub mod plan;
 pub mod recorder;
 pub mod request;
 pub mod timeline;
+pub mod tree;
 
 pub use coordinator::Coordinator;
 pub use fusion::Batch;

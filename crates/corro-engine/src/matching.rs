@@ -6,11 +6,12 @@
 use std::fmt::Write as _;
 
 use corro_core::{DType, Error, Rank, Result, Shape};
+use serde::{Deserialize, Serialize};
 
 use crate::request::{Device, Kind, Request};
 
 /// What all ranks have agreed to do with one tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agreed {
     /// The tensor's name.
     pub name: String,
@@ -32,7 +33,8 @@ pub struct Agreed {
 /// run out of data and stand aside.
 pub fn match_requests(requests: &[(Rank, Request)], joined: &[Rank]) -> Result<Agreed> {
     let Some((_, first)) = requests.first() else { return Err(Error::Bug("a match of no requests".into())) };
-    let check = Check { requests, name: &first.name };
+    let alike = requests.iter().all(|(_, r)| r == first);
+    let check = Check { requests: if alike { &[] } else { requests }, name: &first.name };
     check.equal("Mismatched operations", |r| r.kind.name().to_owned())?;
     check.equal("Mismatched data types", |r| r.dtype.name().to_owned())?;
     let kind = first.kind.name();
@@ -62,6 +64,11 @@ pub fn match_requests(requests: &[(Rank, Request)], joined: &[Rank]) -> Result<A
     })?;
     check.equal("Mismatched BROADCAST root ranks", |r| match r.kind {
         Kind::Broadcast { root } => format!("root {root}"),
+        _ => String::new(),
+    })?;
+    check.equal("Mismatched process sets", |r| match &r.kind {
+        Kind::AddSet { ranks } => format!("mismatching ranks {ranks:?}"),
+        Kind::RemoveSet { id } => format!("mismatching set {id}"),
         _ => String::new(),
     })?;
     check.equal("Mismatched CPU/GPU device selection", |r| if r.device.is_gpu() { "GPU" } else { "CPU" }.to_owned())?;
@@ -113,7 +120,7 @@ impl Check<'_> {
                 None => parties.push((value, vec![*rank])),
             }
         }
-        if parties.len() == 1 {
+        if parties.len() <= 1 {
             return Ok(());
         }
         parties.sort_by_key(|(_, ranks)| ranks.len());

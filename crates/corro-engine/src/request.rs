@@ -58,6 +58,16 @@ pub enum Kind {
     },
     /// Wait for all.
     Barrier,
+    /// Make a process set of these ranks. Asked of the global set, by all its members.
+    AddSet {
+        /// Ascending.
+        ranks: Vec<usize>,
+    },
+    /// Remove a process set. Asked of the global set, by all its members.
+    RemoveSet {
+        /// Its number.
+        id: u32,
+    },
 }
 
 impl Kind {
@@ -71,6 +81,8 @@ impl Kind {
             Self::Alltoall { .. } => "ALLTOALL",
             Self::Reducescatter { .. } => "REDUCESCATTER",
             Self::Barrier => "BARRIER",
+            Self::AddSet { .. } => "ADD_PROCESS_SET",
+            Self::RemoveSet { .. } => "REMOVE_PROCESS_SET",
         }
     }
 
@@ -87,6 +99,11 @@ impl Kind {
     /// Whether a rank that has joined may stand aside with zeros.
     pub const fn works_with_join(&self) -> bool {
         matches!(self, Self::Allreduce { .. } | Self::Barrier)
+    }
+
+    /// Whether a repetition may be announced by a number instead of in full.
+    pub const fn is_cacheable(&self) -> bool {
+        !matches!(self, Self::AddSet { .. } | Self::RemoveSet { .. })
     }
 
     /// Whether a scalar makes no sense: there must be rows to deal out or put together.

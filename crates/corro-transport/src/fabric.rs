@@ -20,9 +20,13 @@ use crate::shm::stream::RingStream;
 use crate::shm::team::{Hosts, Member, Team};
 use crate::stream::Stream;
 use crate::tcp::{Endpoint, EndpointConfig, PeerAddress};
+use crate::withdrawal::Withdrawal;
 
 /// Longest description of a rank that is believed.
 const CARD_CAP: usize = 64 << 10;
+
+/// Bytes of a board's slot where a team only meets: what it shows then is two numbers.
+const MEETING_SLOT: usize = 4096;
 
 /// How long to look whether a rank has come, once it is too late anyway.
 const BRIEFLY: Duration = Duration::from_millis(100);
@@ -213,6 +217,24 @@ impl Fabric {
     /// Opens a channel for `members` (ascending ranks, this one among them). All of them must do so, and the number
     /// must be theirs alone.
     pub fn open(self: &Arc<Self>, id: GroupId, members: &[Rank]) -> Result<Channel> {
+        self.channel(id, members, |ranks| Sizes::for_team(ranks, self.settings.area))
+    }
+
+    /// As [`Fabric::open`], but for plain byte streams to some of the members, by their places in `members`: for control
+    /// messages, whose ends know nothing beforehand. Both ends of a stream must ask for it.
+    pub fn streams(
+        self: &Arc<Self>,
+        id: GroupId,
+        members: &[Rank],
+        to: impl IntoIterator<Item = usize>,
+    ) -> Result<Wires> {
+        let sizes = |ranks| Sizes { slot: MEETING_SLOT, workspace: 0, ..Sizes::for_team(ranks, 0) };
+        let Channel { team, links } = self.channel(id, members, sizes)?;
+        let streams = to.into_iter().map(|member| links.first_stream(member)).collect::<Result<_>>()?;
+        Ok(Wires { streams, _team: team })
+    }
+
+    fn channel(self: &Arc<Self>, id: GroupId, members: &[Rank], sizes: impl FnOnce(usize) -> Sizes) -> Result<Channel> {
         let me = members
             .iter()
             .position(|r| *r == self.rank)
@@ -232,8 +254,9 @@ impl Fabric {
             here: None,
             elsewhere: None,
             open: members.iter().map(|_| None).collect(),
+            withdrawal: Withdrawal::default(),
         };
-        let team = links.meet()?;
+        let team = links.meet(sizes)?;
         Ok(Channel { team, links })
     }
 }
@@ -241,6 +264,14 @@ impl Fabric {
 /// Whether ranks may spin while they wait, when `here` ranks share this host.
 fn may_spin(settings: &Settings, here: usize) -> bool {
     settings.spin.unwrap_or_else(|| cores::may_spin(here))
+}
+
+/// Byte streams to some members of a group, see [`Fabric::streams`].
+pub struct Wires {
+    /// In the order in which they were asked for.
+    pub streams: Vec<Box<dyn Stream>>,
+    /// Has served to meet. Leaving it would mark this member as gone, which the streams would take for its end.
+    _team: Option<Team>,
 }
 
 /// What a group of ranks works with: shared memory with those of this host, links to anyone.
@@ -277,6 +308,7 @@ pub struct Links {
     /// Threads only: the rings that stand in for a network.
     elsewhere: Option<Seats>,
     open: Vec<Option<Link>>,
+    withdrawal: Withdrawal,
 }
 
 impl Links {
@@ -313,6 +345,11 @@ impl Links {
         self.fabric.may_spin
     }
 
+    /// The mark by which another thread ends this rank's waiting on the channel.
+    pub fn withdrawal(&self) -> &Withdrawal {
+        &self.withdrawal
+    }
+
     /// The link to `member`, connected on first use. Both ends must ask for it.
     pub fn to(&mut self, member: usize) -> Result<&mut Link> {
         if self.open[member].is_none() {
@@ -327,13 +364,13 @@ impl Links {
     }
 
     /// Meets the members of this host, and makes the team with them.
-    fn meet(&mut self) -> Result<Option<Team>> {
+    fn meet(&mut self, sizes: impl FnOnce(usize) -> Sizes) -> Result<Option<Team>> {
         let ranks: Vec<Rank> = self.local.iter().map(|m| self.members[*m]).collect();
         let me = self.local.iter().position(|m| *m == self.me).unwrap_or(0);
         let settings = &self.fabric.settings;
         let deadline = Deadline::after(settings.connect_timeout);
         if ranks.len() > 1 {
-            let sizes = Sizes::for_team(ranks.len(), settings.area);
+            let sizes = sizes(ranks.len());
             self.here = Some(match &self.fabric.reach {
                 Reach::Threads(hub) => hub.meet(self.id, &ranks, sizes, deadline)?,
                 Reach::Processes { job, token, .. } => {
@@ -349,8 +386,9 @@ impl Links {
         }
         let Some(seats) = &self.here else { return Ok(None) };
         let members = ranks.iter().enumerate().map(|(seat, rank)| self.member(*rank, seats, seat)).collect();
-        let mut team =
-            Team::new(Arc::clone(&seats.segment), members, me, self.fabric.may_spin, Arc::clone(&self.fabric.hosts));
+        let hosts = Arc::clone(&self.fabric.hosts);
+        let segment = Arc::clone(&seats.segment);
+        let mut team = Team::new(segment, members, me, self.fabric.may_spin, hosts, self.withdrawal.clone());
         team.try_peeking(self.fabric.settings.connect_timeout)?;
         Ok(Some(team))
     }
@@ -361,16 +399,23 @@ impl Links {
     }
 
     fn connect(&self, member: usize) -> Result<Link> {
+        let streams = self.connect_streams(member, self.fabric.settings.streams)?;
+        Ok(Link::new(self.members[member], Arc::clone(&self.fabric.hosts), streams))
+    }
+
+    fn first_stream(&self, member: usize) -> Result<Box<dyn Stream>> {
+        self.connect_streams(member, 1)?.pop().ok_or_else(|| Error::Bug("a connection without a stream".into()))
+    }
+
+    fn connect_streams(&self, member: usize, count: usize) -> Result<Vec<Box<dyn Stream>>> {
         if member == self.me {
             return Err(Error::Bug("a link to oneself".into()));
         }
         let rank = self.members[member];
-        let card = &self.fabric.cards[rank];
-        let streams = match self.ring(member) {
-            Some(ring) => vec![ring],
-            None => self.network(rank, card)?,
-        };
-        Ok(Link::new(rank, Arc::clone(&self.fabric.hosts), streams))
+        match self.ring(member) {
+            Some(ring) => Ok(vec![ring]),
+            None => self.network(rank, &self.fabric.cards[rank], count),
+        }
     }
 
     /// A stream through memory, if there is memory between us.
@@ -385,7 +430,7 @@ impl Links {
         Some(Box::new(RingStream::new(segment, me, peer, doorbells, who, Arc::clone(&self.fabric.hosts))))
     }
 
-    fn network(&self, rank: Rank, card: &Card) -> Result<Vec<Box<dyn Stream>>> {
+    fn network(&self, rank: Rank, card: &Card, streams: usize) -> Result<Vec<Box<dyn Stream>>> {
         let Reach::Processes { endpoint, .. } = &self.fabric.reach else {
             return Err(Error::Bug("threads have no network".into()));
         };
@@ -395,9 +440,9 @@ impl Links {
         // The higher rank dials. Dialling never waits for the other's program, only for its listener, and accepting
         // waits only for higher ranks: so no circle of ranks can wait for each other.
         if self.fabric.rank > rank {
-            endpoint.connect(&peer, self.id, settings.streams, deadline)
+            endpoint.connect(&peer, self.id, streams, deadline)
         } else {
-            endpoint.accept(&peer, self.id, settings.streams, deadline)
+            endpoint.accept(&peer, self.id, streams, deadline)
         }
     }
 }

@@ -25,6 +25,7 @@ mod place;
 mod ring;
 mod shm;
 mod stream;
+mod withdrawal;
 
 // network
 pub mod handshake;
@@ -34,8 +35,9 @@ pub mod store;
 pub mod tcp;
 mod tls;
 
-pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Settings};
+pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Settings, Wires};
 pub use link::{Incoming, Link, Outgoing};
 pub use place::Place;
 pub use shm::team::{Member, Source, Span, Target, Team};
 pub use stream::{Broken, Stream};
+pub use withdrawal::Withdrawal;

@@ -59,6 +59,11 @@ pub trait Stream: Send {
     /// Called after sleeping: takes the ring off `fd` again.
     fn disarm(&mut self) {}
 
+    /// Readable once the peer's process has exited, where `fd` would not tell.
+    fn exit_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// If this stream broke because of a third rank, the error that names it.
     fn culprit(&self) -> Option<Error> {
         None

@@ -51,6 +51,11 @@ impl Carriers {
         Self { hosts, here, seat, count }
     }
 
+    /// Whether some host has a single member.
+    pub(crate) fn any_alone(&self) -> bool {
+        self.count == 1
+    }
+
     /// Those that carry the same part as this rank, one per host, or `None` if it doesn't carry.
     pub(crate) fn counterparts(&self) -> Option<Subset> {
         let members = |seat: usize| self.hosts.iter().map(|host| host[seat]).collect();

@@ -95,10 +95,17 @@ impl Stream for RingStream {
     }
 
     fn disarm(&mut self) {
-        self.incoming.reader_armed().store(0, Ordering::SeqCst);
-        self.outgoing.writer_armed().store(0, Ordering::SeqCst);
-        // Non-blocking: empties the counter if it rang.
-        let _ = rustix::io::read(&self.doorbells[self.me], &mut [0u8; 8]);
+        // The peer takes the mark away when it rings; while it is there, nobody has rung for this stream.
+        let unread = self.incoming.reader_armed().swap(0, Ordering::SeqCst) == 0;
+        let unwritten = self.outgoing.writer_armed().swap(0, Ordering::SeqCst) == 0;
+        if unread || unwritten {
+            // Non-blocking: empties the counter. A ring that comes later only wakes once more.
+            let _ = rustix::io::read(&self.doorbells[self.me], &mut [0u8; 8]);
+        }
+    }
+
+    fn exit_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.who.exit.as_ref().map(AsFd::as_fd)
     }
 
     fn culprit(&self) -> Option<Error> {

@@ -31,6 +31,7 @@ use rustix::thread::futex;
 use super::peek;
 use super::segment::{SLOTS, Segment, Word};
 use crate::cores;
+use crate::withdrawal::Withdrawal;
 
 /// How long a sleeper sleeps before it looks whether its peer still lives.
 const LOOK_UP: Duration = Duration::from_millis(50);
@@ -115,11 +116,21 @@ pub struct Team {
     hosts: Hosts,
     /// Whether all members can read each other's private memory.
     can_peek: bool,
+    /// Set when this member is to stop waiting.
+    withdrawn: Withdrawal,
 }
 
 impl Team {
-    pub(crate) fn new(segment: Arc<Segment>, members: Vec<Member>, me: usize, may_spin: bool, hosts: Hosts) -> Self {
-        Self { segment, members, me, round: 0, may_spin, moved: Cell::new(None), signature: 0, hosts, can_peek: false }
+    pub(crate) fn new(
+        segment: Arc<Segment>,
+        members: Vec<Member>,
+        me: usize,
+        may_spin: bool,
+        hosts: Hosts,
+        withdrawn: Withdrawal,
+    ) -> Self {
+        let moved = Cell::new(None);
+        Self { segment, members, me, round: 0, may_spin, moved, signature: 0, hosts, can_peek: false, withdrawn }
     }
 
     /// Finds out whether all members can read each other's private memory. All of them must call this.
@@ -477,6 +488,9 @@ impl Team {
     fn trouble(&self, member: usize, deadline: &Deadline) -> Option<Error> {
         let who = &self.members[member];
         let lost = |cause: &str| Some(Error::peer_lost(who.rank, &who.host, cause));
+        if self.withdrawn.is_set() {
+            return Some(Error::Withdrawn);
+        }
         // What somebody else found first is nearer to the cause than what follows from it.
         if let Some(error) = poisoned(&self.segment, &self.hosts) {
             return Some(error);
@@ -581,8 +595,14 @@ mod tests {
         std::thread::scope(|scope| {
             for me in 0..2 {
                 let member = |rank| Member { rank, host: "host".into(), exit: None };
-                let mut team =
-                    Team::new(Arc::clone(&segment), vec![member(0), member(1)], me, false, Arc::clone(&hosts));
+                let mut team = Team::new(
+                    Arc::clone(&segment),
+                    vec![member(0), member(1)],
+                    me,
+                    false,
+                    Arc::clone(&hosts),
+                    Withdrawal::default(),
+                );
                 let act = &act;
                 scope.spawn(move || act(&mut team));
             }

@@ -1,0 +1,283 @@
+//! The third gear: training repeats itself, so members can follow a plan without a word.
+//!
+//! The root *learns*: it cuts what runs into steps (a step ends when a tensor comes again) and, when the same tensors came
+//! several times over, makes a plan of the step that took the fewest collectives. Tensors share an entry of the plan only if
+//! they once ran as one, so no rank waits for one of them before it submits another.
+//!
+//! Members *follow*: entry after entry, over and over, each as soon as its own tensors are there, waiting for its peers
+//! inside the collective. An entry can only complete once every member has begun it, so when the plan is left, members are
+//! at most one entry apart.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::cache::Cached;
+use crate::matching::Agreed;
+use crate::message::Slot;
+use crate::request::Kind;
+
+/// Whether no member can finish this before all have begun it, which plans rely on.
+pub fn is_plannable(agreed: &Agreed, members: usize) -> bool {
+    let all_have_bytes = || agreed.shapes.iter().all(|s| s.bytes(agreed.dtype).is_ok_and(|b| b > 0));
+    match &agreed.kind {
+        Kind::Allreduce { .. } | Kind::Allgather => all_have_bytes(),
+        Kind::Reducescatter { .. } => {
+            all_have_bytes() && agreed.shapes.iter().all(|s| s.0.first().is_some_and(|rows| *rows >= members))
+        }
+        Kind::Barrier => true,
+        Kind::Broadcast { .. } | Kind::Alltoall { .. } | Kind::AddSet { .. } | Kind::RemoveSet { .. } => false,
+    }
+}
+
+/// Steps that must be alike before the first plan.
+const STEPS: u32 = 3;
+
+/// Steps that must be alike after a plan was left for a good reason: something came between, and it will likely go on.
+const STEPS_AGAIN: u32 = 2;
+
+/// After members waited in vain, they take this many times longer to try again, up to [`STEPS_MOST`].
+const BACK_OFF: u32 = 8;
+const STEPS_MOST: u32 = 4096;
+
+/// The root's part, see the module.
+#[derive(Debug)]
+pub struct Learner {
+    needed: u32,
+    /// Steps alike so far.
+    alike: u32,
+    /// The lists that ran in this step.
+    step: Vec<Vec<Slot>>,
+    seen: HashSet<Slot>,
+    /// Whether something ran that can't be planned.
+    disturbed: bool,
+    /// The step before: its slots, and the shortest way to run them of all steps alike.
+    before: HashSet<Slot>,
+    shortest: Vec<Vec<Slot>>,
+}
+
+impl Default for Learner {
+    fn default() -> Self {
+        Self {
+            needed: STEPS,
+            alike: 0,
+            step: Vec::new(),
+            seen: HashSet::new(),
+            disturbed: false,
+            before: HashSet::new(),
+            shortest: Vec::new(),
+        }
+    }
+}
+
+impl Learner {
+    /// Takes note that `slots` are to run as one list. If it is time for a plan: how many of them still belong to the
+    /// step before and must run, and the lists that the plan consists of.
+    pub fn observe(&mut self, slots: &[Slot]) -> Option<(usize, Vec<Vec<Slot>>)> {
+        let mut list = Vec::new();
+        for (i, slot) in slots.iter().enumerate() {
+            if !self.seen.insert(*slot) {
+                self.step.push(std::mem::take(&mut list));
+                self.end_step();
+                if self.alike >= self.needed {
+                    return Some((i, std::mem::take(&mut self.shortest)));
+                }
+                self.seen.insert(*slot);
+            }
+            list.push(*slot);
+        }
+        self.step.push(list);
+        None
+    }
+
+    /// Something ran that can't be part of a plan.
+    pub fn disturb(&mut self) {
+        self.disturbed = true;
+    }
+
+    /// The plan was left; `futile`: since members waited for each other in vain.
+    pub fn left(&mut self, futile: bool) {
+        self.needed = if futile { (self.needed.max(STEPS) * BACK_OFF).min(STEPS_MOST) } else { STEPS_AGAIN };
+        let needed = self.needed;
+        *self = Self { needed, ..Self::default() };
+    }
+
+    fn end_step(&mut self) {
+        self.step.retain(|list| !list.is_empty());
+        let (step, seen) = (std::mem::take(&mut self.step), std::mem::take(&mut self.seen));
+        let same = !self.disturbed && seen == self.before;
+        self.alike = if same { self.alike + 1 } else { 0 };
+        if !same || step.len() < self.shortest.len() || self.shortest.is_empty() {
+            self.shortest = step;
+        }
+        self.before = seen;
+        self.disturbed = false;
+    }
+}
+
+/// A member's part, see the module.
+#[derive(Debug)]
+pub struct Following {
+    batches: Vec<Vec<Slot>>,
+    /// For each entry, how many of its tensors this member has not submitted.
+    missing: Vec<usize>,
+    tensors: HashMap<Slot, Tensor>,
+    /// Submitted, and not begun.
+    ready: usize,
+    begun: u64,
+    halted: bool,
+}
+
+#[derive(Debug)]
+struct Tensor {
+    cached: Arc<Cached>,
+    batch: usize,
+    ready: bool,
+}
+
+impl Following {
+    /// A plan of these entries. `None` if it names a slot that is not known, or none, or one twice.
+    pub fn new(batches: Vec<Vec<Slot>>, known: impl Fn(Slot) -> Option<Arc<Cached>>) -> Option<Self> {
+        let mut tensors = HashMap::new();
+        for (batch, slots) in batches.iter().enumerate() {
+            for slot in slots {
+                let tensor = Tensor { cached: known(*slot)?, batch, ready: false };
+                if tensors.insert(*slot, tensor).is_some() {
+                    return None;
+                }
+            }
+        }
+        let missing: Vec<usize> = batches.iter().map(Vec::len).collect();
+        let sound = !missing.is_empty() && !missing.contains(&0);
+        sound.then_some(Self { batches, missing, tensors, ready: 0, begun: 0, halted: false })
+    }
+
+    /// Takes note that this member has submitted `slot`. False if the plan does not have it.
+    pub fn submit(&mut self, slot: Slot) -> bool {
+        let Some(tensor) = self.tensors.get_mut(&slot) else { return false };
+        if !std::mem::replace(&mut tensor.ready, true) {
+            self.missing[tensor.batch] -= 1;
+            self.ready += 1;
+        }
+        true
+    }
+
+    /// Begins the next entry if all its tensors are there: gives them.
+    pub fn begin(&mut self) -> Option<Vec<Arc<Agreed>>> {
+        let next = (self.begun % self.batches.len() as u64) as usize;
+        if self.halted || self.missing[next] > 0 {
+            return None;
+        }
+        self.begun += 1;
+        self.missing[next] = self.batches[next].len();
+        self.ready -= self.batches[next].len();
+        let mut tensors = Vec::with_capacity(self.batches[next].len());
+        for slot in &self.batches[next] {
+            if let Some(tensor) = self.tensors.get_mut(slot) {
+                tensor.ready = false;
+                tensors.push(Arc::clone(&tensor.cached.agreed));
+            }
+        }
+        Some(tensors)
+    }
+
+    /// Whether the next entry could begin.
+    pub fn can_begin(&self) -> bool {
+        let next = (self.begun % self.batches.len() as u64) as usize;
+        !self.halted && self.missing[next] == 0
+    }
+
+    /// Begins nothing any more; gives how many entries were begun.
+    pub fn halt(&mut self) -> u64 {
+        self.halted = true;
+        self.begun
+    }
+
+    /// Whether it was halted.
+    pub fn is_halted(&self) -> bool {
+        self.halted
+    }
+
+    /// How many entries were begun.
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// Whether tensors wait for their turn.
+    pub fn has_ready(&self) -> bool {
+        self.ready > 0
+    }
+
+    /// Tensors submitted and not begun, and those of the last entry begun if that is `withdrawn`.
+    pub fn outstanding(self, withdrawn: bool) -> Vec<Arc<Cached>> {
+        let last = withdrawn.then(|| (self.begun.wrapping_sub(1) % self.batches.len() as u64) as usize);
+        let mut outstanding: Vec<Arc<Cached>> =
+            self.tensors.into_values().filter(|t| t.ready || Some(t.batch) == last).map(|t| t.cached).collect();
+        // The same for every run.
+        outstanding.sort_unstable_by_key(|c| c.slot);
+        outstanding
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds lists until there is a plan; gives how many lists that took.
+    fn learn(learner: &mut Learner, lists: &[&[Slot]]) -> Option<(usize, (usize, Vec<Vec<Slot>>))> {
+        lists.iter().enumerate().find_map(|(i, list)| Some((i, learner.observe(list)?)))
+    }
+
+    #[test]
+    fn the_same_tensors_several_times_over_make_a_plan() {
+        let step: [&[Slot]; 2] = [&[1, 2], &[3]];
+        let lists: Vec<&[Slot]> = step.iter().copied().cycle().take(20).collect();
+        let (at, (run, plan)) = learn(&mut Learner::default(), &lists).unwrap();
+        assert_eq!((at, run), (8, 0), "after one step to compare with and three alike");
+        assert_eq!(plan, [vec![1, 2], vec![3]]);
+    }
+
+    #[test]
+    fn a_plan_takes_the_step_with_the_fewest_lists_whatever_the_order() {
+        let lists: [&[Slot]; 9] = [&[1], &[2], &[3], &[2, 1], &[3], &[3, 1, 2], &[1], &[2, 3], &[1]];
+        let (_, (run, plan)) = learn(&mut Learner::default(), &lists).unwrap();
+        assert_eq!((run, plan), (0, vec![vec![3, 1, 2]]));
+    }
+
+    #[test]
+    fn what_still_belongs_to_the_step_before_is_run_first() {
+        let lists: [&[Slot]; 4] = [&[1, 2], &[1, 2], &[1, 2], &[1, 2]];
+        let mut learner = Learner::default();
+        assert!(learn(&mut learner, &lists).is_none());
+        let mut learner = Learner::default();
+        let lists: [&[Slot]; 5] = [&[1, 2], &[1, 2], &[1, 2], &[1], &[2, 1]];
+        assert_eq!(learn(&mut learner, &lists).unwrap().1.0, 1);
+    }
+
+    #[test]
+    fn disturbances_and_changes_start_the_count_again() {
+        let mut learner = Learner::default();
+        for i in 0..50 {
+            if i % 3 == 0 {
+                learner.disturb();
+            }
+            assert_eq!(learner.observe(&[1]), None);
+        }
+        let mut learner = Learner::default();
+        for i in 0..50u64 {
+            assert_eq!(learner.observe(&[1, 2 + i / 3 % 2]), None);
+        }
+    }
+
+    #[test]
+    fn after_waiting_in_vain_it_takes_much_longer_to_try_again() {
+        let steps_until_plan = |learner: &mut Learner| (0..).find(|_| learner.observe(&[1]).is_some()).unwrap();
+        let mut learner = Learner::default();
+        assert_eq!(steps_until_plan(&mut learner), 4);
+        learner.left(false);
+        assert_eq!(steps_until_plan(&mut learner), 3);
+        learner.left(true);
+        assert_eq!(steps_until_plan(&mut learner), 25);
+        learner.left(true);
+        assert_eq!(steps_until_plan(&mut learner), 193);
+    }
+}
