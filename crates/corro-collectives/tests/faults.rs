@@ -332,8 +332,8 @@ fn a_rank_that_never_joins_is_named_in_time() {
     let start = Instant::now();
     let job = Plan::new("join", 3).adapt(in_a_hurry).without(2).start();
     for text in job.hear_all() {
-        assert!(text.contains("card/2") || text.contains("rank 2"), "{text}");
-        assert!(!text.contains("nobody has set \"card/0\"") && text.contains("CORRO_CONNECT_TIMEOUT"), "{text}");
+        assert!(text.contains("card/0/2") || text.contains("rank 2"), "{text}");
+        assert!(!text.contains("nobody has set \"card/0/0\"") && text.contains("CORRO_CONNECT_TIMEOUT"), "{text}");
     }
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
@@ -360,7 +360,7 @@ fn a_wrong_secret_does_not_get_in() {
         })
         .start();
     let said = job.hear_all();
-    assert!(said[0].contains("card/1") || said[0].contains("rank 1"), "{said:?}");
+    assert!(said[0].contains("card/0/1") || said[0].contains("rank 1"), "{said:?}");
     assert!(said[1].to_lowercase().contains("secret"), "{said:?}");
     assert!(!said.iter().any(|text| text.contains(&wrong)), "the secret is not shown");
 }

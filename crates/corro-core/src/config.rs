@@ -121,6 +121,26 @@ variables! {
         "TCP connections between each pair of ranks on different hosts. More than one helps where a single connection is held back: clouds that limit each flow, long delays, several network cards.";
     FUSION_THRESHOLD = "CORRO_FUSION_THRESHOLD", horovod: Some("HOROVOD_FUSION_THRESHOLD"), default: "134217728",
         "Bytes of the fusion buffer, which lives in memory shared by the ranks of a host. Pages are used only once touched.";
+    CYCLE_TIME = "CORRO_CYCLE_TIME", horovod: Some("HOROVOD_CYCLE_TIME"), default: "0",
+        "Milliseconds for which submitted tensors may be held back so that more of them run as one. 0: not at all; they gather by themselves while others are under way.";
+    CACHE_CAPACITY = "CORRO_CACHE_CAPACITY", horovod: Some("HOROVOD_CACHE_CAPACITY"), default: "1024",
+        "How many tensors per process set are remembered, so that repetitions are announced by number. 0: none.";
+    PLAN = "CORRO_PLAN", horovod: None, default: "1",
+        "0: steps that repeat themselves are agreed on each time instead of being run by a plan.";
+    DISABLE_GROUP_FUSION = "CORRO_DISABLE_GROUP_FUSION", horovod: Some("HOROVOD_DISABLE_GROUP_FUSION"), default: "0",
+        "1: tensors run as one only within their own group.";
+    STALL_CHECK_DISABLE = "CORRO_STALL_CHECK_DISABLE", horovod: Some("HOROVOD_STALL_CHECK_DISABLE"), default: "0",
+        "1: no reports about ranks that make others wait.";
+    STALL_CHECK_TIME = "CORRO_STALL_CHECK_TIME_SECONDS", horovod: Some("HOROVOD_STALL_CHECK_TIME_SECONDS"), default: "60",
+        "Seconds after which a tensor that some ranks have not submitted is reported.";
+    STALL_SHUTDOWN_TIME = "CORRO_STALL_SHUTDOWN_TIME_SECONDS", horovod: Some("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"), default: "0",
+        "Seconds after which such a tensor ends the job. 0: never.";
+    LOG_LEVEL = "CORRO_LOG_LEVEL", horovod: Some("HOROVOD_LOG_LEVEL"), default: "warning",
+        "Least important lines that are written: trace, debug, info, warning, error or fatal.";
+    LOG_HIDE_TIME = "CORRO_LOG_HIDE_TIME", horovod: Some("HOROVOD_LOG_HIDE_TIME"), default: "0",
+        "1: lines of the log carry no time.";
+    RECORDER = "CORRO_RECORDER", horovod: None, default: "1024",
+        "How many operations the flight recorder of a rank keeps.";
     SPIN = "CORRO_SPIN", horovod: None, default: "auto",
         "1 or 0: whether waiting ranks of one host may spin before they sleep. By default they do only while every rank has a core of its own.";
     ALGORITHM = "CORRO_ALGORITHM", horovod: None, default: "chosen by size, ranks and hosts",
@@ -148,7 +168,7 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
     ),
     ("PMIx", &["PMIX_RANK", "PMIX_NAMESPACE"]),
     ("MPICH and its kin", &["PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"]),
-    ("Slurm", &["SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_NUM_NODES"]),
+    ("Slurm", &["SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"]),
     (
         "torchrun",
         &[

@@ -12,8 +12,10 @@
 //! | [`error`] | one error type, sorted by what the caller can do |
 //! | [`config`] | every environment variable, once |
 //! | [`codec`] | versioned, length-capped messages |
+//! | [`buffer`] | a tensor's memory, and what keeps it alive |
 //! | [`deadline`] | a moment after which waiting ends |
 
+pub mod buffer;
 pub mod codec;
 pub mod config;
 pub mod deadline;
@@ -23,6 +25,7 @@ pub mod ids;
 pub mod reduce_op;
 pub mod shape;
 
+pub use buffer::Buffer;
 pub use deadline::Deadline;
 pub use dtype::DType;
 pub use error::{Error, Result};

@@ -17,18 +17,31 @@
 
 pub mod cache;
 pub mod coordinator;
+mod core;
+mod engine;
+mod executor;
 pub mod fusion;
 pub mod gaussian;
 pub mod matching;
 pub mod message;
 pub mod node;
+mod options;
 pub mod plan;
 pub mod recorder;
 pub mod request;
+mod set;
+mod submission;
+mod ticket;
 pub mod timeline;
 pub mod tree;
+mod wires;
 
-pub use coordinator::Coordinator;
+pub use coordinator::{Coordinator, StallLimits};
+pub use engine::Engine;
 pub use fusion::Batch;
 pub use matching::{Agreed, match_requests};
+pub use node::Gear;
+pub use options::{Level, Log, Options, Sink};
 pub use request::{Device, Kind, Request};
+pub use submission::{GLOBAL, Output, Submission};
+pub use ticket::{Outcome, Ticket};

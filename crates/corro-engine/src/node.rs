@@ -473,6 +473,13 @@ impl Node {
         (std::mem::take(&mut self.up), std::mem::take(&mut self.down))
     }
 
+    /// Whether [`Node::flush`] or [`Node::take_actions`] would give something.
+    pub fn has_news(&self) -> bool {
+        let said = !(self.up.is_empty() && self.down.is_empty() && self.announcements.is_empty() && self.bits.is_empty());
+        let root = self.root.as_ref().is_some_and(|r| !(r.complete.is_empty() && r.to_run.is_empty()));
+        said || root || !self.actions.is_empty()
+    }
+
     /// What is to be done, in order.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)

@@ -68,6 +68,8 @@ pub struct Settings {
     pub tls: bool,
     /// Names of the network interfaces to use; `None`: all.
     pub interfaces: Option<Vec<String>>,
+    /// How often this process has joined its job before: ranks only meet those that have as often.
+    pub epoch: u64,
     /// This host's name; `None`: the system's. Ranks with different names never share memory.
     pub host: Option<String>,
 }
@@ -82,6 +84,7 @@ impl Default for Settings {
             spin: None,
             tls: false,
             interfaces: None,
+            epoch: 0,
             host: None,
         }
     }
@@ -101,6 +104,7 @@ impl Settings {
             spin,
             tls: config::TLS.flag(false),
             interfaces,
+            epoch: 0,
             host: config::HOSTNAME.value(),
         })
     }
@@ -149,13 +153,13 @@ impl Fabric {
         let host = settings.host.clone().unwrap_or_else(system_host_name);
         let card = Card { locality: locality(&host), host, addresses: endpoint.addresses() };
         let deadline = Deadline::after(settings.connect_timeout);
-        rendezvous.publish(&card_key(rank), corro_core::codec::encode(&card)?, deadline)?;
-        let keys: Vec<String> = (0..size).map(card_key).collect();
+        rendezvous.publish(&card_key(settings.epoch, rank), corro_core::codec::encode(&card)?, deadline)?;
+        let keys: Vec<String> = (0..size).map(|r| card_key(settings.epoch, r)).collect();
         let mut cards = Vec::with_capacity(size);
         let all = match rendezvous.collect(&keys, deadline) {
             Ok(all) => all,
             Err(error) => {
-                let missing = missing(size, rendezvous);
+                let missing = missing(settings.epoch, size, rendezvous);
                 let Some(first) = missing.first() else { return Err(error) };
                 let cause = format!("ranks {missing:?} did not come to the rendezvous: {error}");
                 return Err(Error::peer_lost(*first, "an unknown host", cause));
@@ -167,7 +171,7 @@ impl Fabric {
             })?;
             cards.push(card.0);
         }
-        let derived = secret.derive("job name");
+        let derived = secret.derive(&format!("job name {}", settings.epoch));
         let mut job = [0; 16];
         job.copy_from_slice(&derived[..16]);
         let reach = Reach::Processes { endpoint, job, token: secret.derive("shared memory") };
@@ -452,13 +456,13 @@ fn host_names(cards: &[Card]) -> Hosts {
 }
 
 /// Which ranks have not left their card, as far as a short look tells: the first few.
-fn missing(size: usize, rendezvous: &mut dyn Rendezvous) -> Vec<Rank> {
-    let mut absent = |rank: &Rank| rendezvous.collect(&[card_key(*rank)], Deadline::after(BRIEFLY)).is_err();
+fn missing(epoch: u64, size: usize, rendezvous: &mut dyn Rendezvous) -> Vec<Rank> {
+    let mut absent = |rank: &Rank| rendezvous.collect(&[card_key(epoch, *rank)], Deadline::after(BRIEFLY)).is_err();
     (0..size).filter(|rank| absent(rank)).take(4).collect()
 }
 
-fn card_key(rank: Rank) -> String {
-    format!("card/{rank}")
+fn card_key(epoch: u64, rank: Rank) -> String {
+    format!("card/{epoch}/{rank}")
 }
 
 /// The name the system gives this host.

@@ -1,10 +1,22 @@
-//! How a process learns its place in the job: from the variables its launcher set, or from there being none.
+//! How a process learns its place in the job, and how it meets the others.
+//!
+//! A launcher of ours says everything: rank, size, where the store is, the secret. Other launchers say who a process is
+//! (`surroundings`), and then rank 0 serves the store and leaves word of it (`word`). Nothing said at all is a world of
+//! one.
 
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
+mod surroundings;
+#[doc(hidden)]
+pub mod word;
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use corro_core::{Deadline, Error, Rank, Result, config};
+use surroundings::Found;
 
+use self::word::Word;
 use crate::fabric::{Fabric, Rendezvous, Settings};
 use crate::secret::Secret;
 use crate::store;
@@ -16,52 +28,199 @@ pub struct Place {
     pub rank: Rank,
     /// Of how many.
     pub size: usize,
-    /// Where the job's store is.
-    pub rendezvous: Vec<SocketAddr>,
-    /// What all of them know and nobody else.
-    pub secret: Secret,
+    meeting: Meeting,
+}
+
+/// How the ranks of a job meet.
+#[derive(Debug)]
+enum Meeting {
+    /// At a store that the launcher serves.
+    Launcher { addresses: Vec<SocketAddr>, secret: Secret },
+    /// At a store that rank 0 serves, at an address everybody was told.
+    Told { host: String, port: u16, secret: Secret },
+    /// At a store that rank 0 serves; where, and with which secret, is said in a file.
+    File { path: std::path::PathBuf, port: u16, one_host: bool },
 }
 
 impl Place {
     /// What the environment says; `None` if it says nothing: a world of one.
     pub fn from_env() -> Result<Option<Self>> {
-        if config::RANK.value().is_none() && config::SIZE.value().is_none() {
+        let Some(found) = surroundings::find(&|name| surroundings::read(name))? else { return Ok(None) };
+        let secret = config::SECRET.value().map(|text| Secret::parse(&text)).transpose()?;
+        if let Some(text) = config::RENDEZVOUS.value() {
+            let secret = secret.ok_or_else(|| found.lacks(config::SECRET.name, "start the job with `corro run`"))?;
+            let meeting = Meeting::Launcher { addresses: look_up(&text)?, secret };
+            return Ok(Some(Self { rank: found.rank, size: found.size, meeting }));
+        }
+        if found.size == 1 {
             return Ok(None);
         }
-        let (rank, size) = (config::RANK.number(0)?, config::SIZE.number(1)?);
-        if size == 1 && config::RENDEZVOUS.value().is_none() {
-            return Ok(None);
+        let meeting = Self::without_launcher(&found, secret)?;
+        Ok(Some(Self { rank: found.rank, size: found.size, meeting }))
+    }
+
+    fn without_launcher(found: &Found, secret: Option<Secret>) -> Result<Meeting> {
+        let port = config::RENDEZVOUS_PORT.number(0u16)?;
+        if let (Some(secret), Some((host, master_port))) = (secret, &found.master) {
+            // The master's own port is taken by whoever the variable was made for.
+            let port = if port == 0 { master_port.wrapping_add(1).max(1) } else { port };
+            return Ok(Meeting::Told { host: host.clone(), port, secret });
         }
-        let need = |variable: &config::Variable| {
-            variable.value().ok_or_else(|| {
-                Error::Usage(format!(
-                    "{} is set but {} is not: start the job with `corro run`",
-                    config::RANK.name,
-                    variable.name
-                ))
-            })
+        let Some(job) = &found.job else {
+            let what = "start the job with `corro run`; or set, to the same on all ranks, CORRO_SECRET (64 random \
+                        hexadecimal digits), MASTER_ADDR (rank 0's host) and MASTER_PORT; or, where all hosts share a \
+                        home directory, CORRO_JOB_ID";
+            return Err(found.lacks(config::RENDEZVOUS.name, what));
         };
-        let address = need(&config::RENDEZVOUS)?;
-        let rendezvous = address
-            .to_socket_addrs()
-            .map_err(|e| Error::io(format!("looking up the rendezvous {address:?}"), e))?
-            .collect();
-        Ok(Some(Self { rank, size, rendezvous, secret: Secret::parse(&need(&config::SECRET)?)? }))
+        let path = word::directory(found.one_host == Some(true))?.join(word::file_name(job));
+        Ok(Meeting::File { path, port, one_host: found.one_host == Some(true) })
+    }
+
+    /// The launcher's store and the job's secret, if a launcher of ours started this process.
+    pub fn launchers_store(&self) -> Option<(&[SocketAddr], &Secret)> {
+        match &self.meeting {
+            Meeting::Launcher { addresses, secret } => Some((addresses, secret)),
+            Meeting::Told { .. } | Meeting::File { .. } => None,
+        }
+    }
+}
+
+/// `a:1,b:2` as addresses. Names that lead nowhere are fine as long as one does.
+fn look_up(text: &str) -> Result<Vec<SocketAddr>> {
+    let mut failed = None;
+    let mut found = Vec::new();
+    for one in text.split(',').map(str::trim).filter(|t| !t.is_empty()) {
+        match one.to_socket_addrs() {
+            Ok(addresses) => found.extend(addresses),
+            Err(e) => failed = Some(Error::io(format!("looking up the rendezvous {one:?}"), e)),
+        }
+    }
+    match failed {
+        Some(error) if found.is_empty() => Err(error),
+        _ if found.is_empty() => Err(Error::Usage(format!("{} holds no address", config::RENDEZVOUS.name))),
+        _ => Ok(found),
     }
 }
 
 impl Fabric {
     /// Joins the job the environment describes, or makes a world of one.
     pub fn from_env() -> Result<Arc<Self>> {
-        let settings = Settings::from_env()?;
-        let Some(place) = Place::from_env()? else {
-            return Self::threads(&[0], &settings)
+        Self::from_env_with(Settings::from_env()?)
+    }
+
+    /// As [`Fabric::from_env`], with settings of the caller's own.
+    pub fn from_env_with(settings: Settings) -> Result<Arc<Self>> {
+        match Place::from_env()? {
+            Some(place) => Self::at(&place, settings),
+            None => Self::threads(&[0], &settings)
                 .pop()
-                .ok_or_else(|| Error::Bug("no fabric for a world of one".into()));
-        };
+                .ok_or_else(|| Error::Bug("no fabric for a world of one".into())),
+        }
+    }
+
+    /// Joins a job at `place`. All ranks must do so, and if they do it again, all of them.
+    pub fn at(place: &Place, settings: Settings) -> Result<Arc<Self>> {
+        // Counted, so that what is left of an earlier time is never taken for this one.
+        static TIMES: AtomicU64 = AtomicU64::new(0);
+        let time = TIMES.fetch_add(1, Ordering::Relaxed);
         let deadline = Deadline::after(settings.connect_timeout);
-        let mut store = store::Client::connect(&place.rendezvous, &place.secret, settings.tls, deadline)?;
-        Self::join(place.rank, place.size, &place.secret, &mut store, settings)
+        let (rank, size) = (place.rank, place.size);
+        match &place.meeting {
+            Meeting::Launcher { addresses, secret } => {
+                let mut client = store::Client::connect(addresses, secret, settings.tls, deadline)?;
+                Self::join(rank, size, secret, &mut client, settings)
+            }
+            Meeting::Told { host, port, secret } => {
+                let addresses = if rank == 0 {
+                    serve_for_good(*port, secret, settings.tls)?;
+                    here(*port)
+                } else {
+                    let at = format!("{host}:{port}");
+                    let found = (host.as_str(), *port).to_socket_addrs();
+                    found.map_err(|e| Error::io(format!("looking up rank 0 at {at}"), e))?.collect()
+                };
+                let client = store::Client::connect(&addresses, secret, settings.tls, deadline)?;
+                join_and_wait(place, secret, Numbered { client, time }, settings, deadline)
+            }
+            Meeting::File { path, port, one_host } => {
+                let path = path.with_extension(time.to_string());
+                if rank > 0 {
+                    let (client, secret) = word::follow(&path, settings.tls, deadline)?;
+                    return join_and_wait(place, &secret, Numbered { client, time }, settings, deadline);
+                }
+                let secret = Secret::random()?;
+                let server = serve(*port, *one_host, &secret, settings.tls)?;
+                // Removed again when everybody has come, or nobody will any more.
+                let _left = word::leave(&path, &Word::new(server.addresses()?, &secret))?;
+                let client = store::Client::connect(&here(server.address().port()), &secret, settings.tls, deadline)?;
+                join_and_wait(place, &secret, Numbered { client, time }, settings, deadline)
+            }
+        }
+    }
+}
+
+/// Joins, and does not go on before everybody has: the store is served by a rank, which may end at any moment after.
+fn join_and_wait(
+    place: &Place,
+    secret: &Secret,
+    mut store: Numbered,
+    settings: Settings,
+    deadline: Deadline,
+) -> Result<Arc<Fabric>> {
+    let fabric = Fabric::join(place.rank, place.size, secret, &mut store, settings)?;
+    store.publish(&format!("joined/{}", place.rank), Vec::new(), deadline)?;
+    if place.rank == 0 {
+        let all: Vec<String> = (0..place.size).map(|rank| format!("joined/{rank}")).collect();
+        store.collect(&all, deadline)?;
+    }
+    Ok(fabric)
+}
+
+fn here(port: u16) -> Vec<SocketAddr> {
+    vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port)), SocketAddr::from((Ipv6Addr::LOCALHOST, port))]
+}
+
+fn serve(port: u16, one_host: bool, secret: &Secret, tls: bool) -> Result<store::Server> {
+    let limits = store::Limits::default();
+    if one_host {
+        return store::Server::start(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), secret, tls, limits);
+    }
+    store::Server::start(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), secret, tls, limits)
+        // A system without IPv6.
+        .or_else(|_| store::Server::start(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), secret, tls, limits))
+}
+
+/// Serves at a port that all ranks were told, until the process ends: a rank that joins anew may come to the store of the
+/// time before, and must find it there.
+fn serve_for_good(port: u16, secret: &Secret, tls: bool) -> Result<()> {
+    static SERVED: Mutex<Vec<store::Server>> = Mutex::new(Vec::new());
+    let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
+    if served.iter().all(|s| s.address().port() != port) {
+        served.push(serve(port, false, secret, tls)?);
+    }
+    Ok(())
+}
+
+/// A store in which the keys of each time ranks join are apart.
+struct Numbered {
+    client: store::Client,
+    time: u64,
+}
+
+impl Numbered {
+    fn key(&self, key: &str) -> String {
+        format!("{}/{key}", self.time)
+    }
+}
+
+impl Rendezvous for Numbered {
+    fn publish(&mut self, key: &str, value: Vec<u8>, deadline: Deadline) -> Result<()> {
+        self.client.set(&self.key(key), value, deadline)
+    }
+
+    fn collect(&mut self, keys: &[String], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
+        let keys: Vec<String> = keys.iter().map(|k| self.key(k)).collect();
+        self.client.get_many(&keys, deadline)
     }
 }
 
@@ -72,5 +231,54 @@ impl Rendezvous for store::Client {
 
     fn collect(&mut self, keys: &[String], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         self.get_many(keys, deadline)
+    }
+}
+
+/// How long to wait before looking again for what is not there yet.
+const AGAIN: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_addresses_are_one_rendezvous() {
+        let found = look_up("127.0.0.1:7, [::1]:8,").unwrap();
+        assert_eq!(found, ["127.0.0.1:7".parse().unwrap(), "[::1]:8".parse().unwrap()]);
+        assert!(look_up("").is_err() && look_up("nonsense").is_err());
+        assert_eq!(look_up("nonsense,127.0.0.1:7").unwrap().len(), 1);
+    }
+
+    /// Ranks as threads that meet by a file, twice.
+    #[test]
+    fn ranks_meet_by_a_file_and_leave_nothing() {
+        let directory = std::env::temp_dir().join(format!("corro-meet-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("job");
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                let path = path.clone();
+                std::thread::spawn(move || {
+                    let secret_and_client = |path: &std::path::Path| word::follow(path, false, Deadline::after(Duration::from_secs(20)));
+                    let deadline = Deadline::after(Duration::from_secs(20));
+                    let place = Place { rank, size: 3, meeting: Meeting::File { path: path.clone(), port: 0, one_host: true } };
+                    let settings = Settings { area: 1 << 16, ..Settings::default() };
+                    if rank > 0 {
+                        let (client, secret) = secret_and_client(&path).unwrap();
+                        return join_and_wait(&place, &secret, Numbered { client, time: 0 }, settings, deadline).unwrap().size();
+                    }
+                    let secret = Secret::random().unwrap();
+                    let server = serve(0, true, &secret, false).unwrap();
+                    let _left = word::leave(&path, &Word::new(server.addresses().unwrap(), &secret)).unwrap();
+                    let client = store::Client::connect(&here(server.address().port()), &secret, false, deadline).unwrap();
+                    join_and_wait(&place, &secret, Numbered { client, time: 0 }, settings, deadline).unwrap().size()
+                })
+            })
+            .collect();
+        for rank in ranks {
+            assert_eq!(rank.join().unwrap(), 3);
+        }
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+        std::fs::remove_dir(&directory).unwrap();
     }
 }

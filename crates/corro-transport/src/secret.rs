@@ -57,6 +57,11 @@ impl Secret {
         })
     }
 
+    /// The bytes themselves, to be written where only this user can read them. Never log this.
+    pub(crate) const fn to_bytes(&self) -> [u8; SECRET_BYTES] {
+        self.0
+    }
+
     /// A proof that its maker knows the secret: HMAC-SHA256 over `label` and `parts`, each with its length, so that no
     /// two lists of parts give the same bytes.
     pub fn prove(&self, label: &str, parts: &[&[u8]]) -> [u8; SECRET_BYTES] {

@@ -1,0 +1,179 @@
+//! What the process sets of one engine share: the fabric, the clock, the table of sets, and how it all ends.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use corro_core::{Error, Rank, Result};
+use corro_transport::{Fabric, cores};
+
+use crate::options::{Level, Options};
+use crate::set::{ProcessSet, WeakSet};
+use crate::submission::GLOBAL;
+
+pub(crate) struct Core {
+    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) options: Options,
+    pub(crate) may_spin: bool,
+    start: Instant,
+    sets: Mutex<Sets>,
+    global: OnceLock<WeakSet>,
+    over: Mutex<Option<Error>>,
+}
+
+/// Which sets there are. All ranks add and remove in the same order, so they number alike.
+#[derive(Default)]
+struct Sets {
+    known: BTreeMap<u32, Known>,
+    /// Numbers of removed sets, the first to be used again first.
+    free: VecDeque<u32>,
+    /// How many sets there ever were.
+    made: u64,
+}
+
+struct Known {
+    members: Vec<Rank>,
+    /// `None`: this rank is not a member.
+    set: Option<Arc<ProcessSet>>,
+}
+
+impl Core {
+    pub(crate) fn new(fabric: Arc<Fabric>, options: Options) -> Arc<Self> {
+        let here = &fabric.cards()[fabric.rank()].locality;
+        let local = fabric.cards().iter().filter(|c| c.locality == *here).count();
+        let may_spin = fabric.settings().spin.unwrap_or_else(|| cores::may_spin(local));
+        Arc::new(Self {
+            fabric,
+            options,
+            may_spin,
+            start: Instant::now(),
+            sets: Mutex::default(),
+            global: OnceLock::new(),
+            over: Mutex::new(None),
+        })
+    }
+
+    /// Since the engine's start.
+    pub(crate) fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// The set with this number, if this rank is a member.
+    pub(crate) fn set(&self, id: u32) -> Result<Arc<ProcessSet>> {
+        match lock(&self.sets).known.get(&id) {
+            Some(Known { set: Some(set), .. }) => Ok(Arc::clone(set)),
+            Some(Known { members, .. }) => Err(Error::Usage(format!(
+                "rank {} is not a member of the provided process set {id}, which has ranks {members:?}",
+                self.fabric.rank()
+            ))),
+            None => Err(Error::Usage(format!(
+                "process set {id}: Process set provided does not exist, or has not been registered"
+            ))),
+        }
+    }
+
+    pub(crate) fn members(&self, id: u32) -> Option<Vec<Rank>> {
+        lock(&self.sets).known.get(&id).map(|k| k.members.clone())
+    }
+
+    pub(crate) fn all_members(&self) -> Vec<(u32, Vec<Rank>)> {
+        lock(&self.sets).known.iter().map(|(id, k)| (*id, k.members.clone())).collect()
+    }
+
+    /// The number a set of these ranks has.
+    pub(crate) fn find(&self, members: &[Rank]) -> Option<u32> {
+        lock(&self.sets).known.iter().find(|(_, k)| k.members == members).map(|(id, _)| *id)
+    }
+
+    /// Makes a process set. All ranks do so in the same order.
+    pub(crate) fn add_set(self: &Arc<Self>, ranks: &[Rank]) -> Result<u32> {
+        if let Some(id) = self.find(ranks) {
+            return Err(duplicate(id, ranks));
+        }
+        let (id, serial) = {
+            let mut sets = lock(&self.sets);
+            let serial = sets.made;
+            sets.made += 1;
+            (sets.free.pop_front().unwrap_or(sets.known.len() as u32), serial)
+        };
+        let member = ranks.binary_search(&self.fabric.rank()).is_ok();
+        let set = if member { Some(ProcessSet::open(self, id, serial, ranks.to_vec())?) } else { None };
+        if id == GLOBAL
+            && let Some(set) = &set
+        {
+            let _ = self.global.set(Arc::downgrade(set));
+        }
+        lock(&self.sets).known.insert(id, Known { members: ranks.to_vec(), set });
+        Ok(id)
+    }
+
+    /// Removes a process set. All ranks do so in the same order.
+    pub(crate) fn remove_set(&self, id: u32) -> Result<()> {
+        let known = {
+            let mut sets = lock(&self.sets);
+            let known = sets.known.remove(&id);
+            if known.is_some() {
+                sets.free.push_back(id);
+            }
+            known
+        };
+        let Some(known) = known else {
+            return Err(Error::Usage(format!("process set {id} does not exist, or has not been registered")));
+        };
+        if let Some(set) = known.set {
+            set.close(Error::Usage(format!("process set {id} was removed")));
+            set.stop(false);
+        }
+        Ok(())
+    }
+
+    /// Why the job ended, if it did.
+    pub(crate) fn over(&self) -> Option<Error> {
+        lock(&self.over).clone()
+    }
+
+    /// A set has come to its end. If it is the global one, so have all.
+    pub(crate) fn ended(&self, id: u32, error: &Error) {
+        if id != GLOBAL {
+            return;
+        }
+        *lock(&self.over) = Some(error.clone());
+        if !matches!(error, Error::Shutdown(text) if !text.contains("Missing ranks")) {
+            self.warn(&format!("the job ends: {error}"));
+        }
+        let others: Vec<Arc<ProcessSet>> =
+            lock(&self.sets).known.iter().filter(|(id, _)| **id != GLOBAL).filter_map(|(_, k)| k.set.clone()).collect();
+        for set in others {
+            set.close(error.clone());
+        }
+    }
+
+    /// Something here has ended the job: all ranks learn it through the global set.
+    pub(crate) fn failed(&self, error: Error) {
+        if let Some(global) = self.global.get().and_then(WeakSet::upgrade) {
+            global.fail(error);
+        }
+    }
+
+    /// Takes all sets out of the table, the global one last.
+    pub(crate) fn take_sets(&self) -> Vec<Arc<ProcessSet>> {
+        let known = std::mem::take(&mut lock(&self.sets).known);
+        known.into_values().rev().filter_map(|k| k.set).collect()
+    }
+
+    pub(crate) fn warn(&self, text: &str) {
+        self.options.log.line(Level::Warning, self.fabric.rank(), text);
+    }
+
+    pub(crate) fn inform(&self, text: &str) {
+        self.options.log.line(Level::Info, self.fabric.rank(), text);
+    }
+}
+
+pub(crate) fn duplicate(id: u32, ranks: &[Rank]) -> Error {
+    Error::Usage(format!("duplicate process set: ranks {ranks:?} are process set {id} already"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,271 @@
+//! The engine as programs see it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corro_core::{Error, Rank, Result};
+use corro_transport::{Fabric, Settings};
+
+use crate::core::{Core, duplicate};
+use crate::node::Gear;
+use crate::options::Options;
+use crate::request::Kind;
+use crate::set::{group_number, set_request};
+use crate::submission::{GLOBAL, Submission};
+use crate::ticket::{Outcome, Ticket};
+
+/// How long the end of a job may take to reach all ranks.
+const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
+
+/// One rank's engine. Clones are the same engine; when the last is dropped, the job is shut down.
+///
+/// ```
+/// use corro_core::{DType, ReduceOp, Shape};
+/// use corro_engine::{Engine, Options, Submission};
+/// use corro_transport::{Fabric, Settings};
+///
+/// // Two ranks as threads; programs use `Engine::from_env` instead.
+/// let ranks = Fabric::threads(&[0, 0], &Settings::default()).into_iter().map(|fabric| {
+///     std::thread::spawn(move || {
+///         let engine = Engine::start(fabric, Options::default())?;
+///         let data = vec![engine.rank() as u8 + 1; 4];
+///         let sum = Submission::allreduce("gradient", ReduceOp::Sum, DType::U8, Shape(vec![4]), data.into());
+///         let ticket = engine.submit(sum)?;
+///         // ... compute something else meanwhile ...
+///         let sum = ticket.wait()?.output.map(|buffer| buffer.into_vec());
+///         engine.shutdown();
+///         corro_core::Result::Ok(sum)
+///     })
+/// });
+/// for rank in ranks.collect::<Vec<_>>() {
+///     assert_eq!(rank.join().unwrap()?, Some(vec![3, 3, 3, 3]));
+/// }
+/// # corro_core::Result::Ok(())
+/// ```
+#[derive(Clone)]
+pub struct Engine(Arc<Handle>);
+
+struct Handle {
+    core: Arc<Core>,
+    place: Place,
+}
+
+/// Where this rank is among the hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    local_rank: usize,
+    local_size: usize,
+    cross_rank: usize,
+    cross_size: usize,
+    homogeneous: bool,
+}
+
+impl Engine {
+    /// Joins the job the environment describes, or makes a world of one. `epoch` counts how often this process has done
+    /// so: all ranks of a job must come with the same one.
+    pub fn from_env(epoch: u64) -> Result<Self> {
+        let settings = Settings { epoch, ..Settings::from_env()? };
+        Self::start(Fabric::from_env_with(settings)?, Options::from_env()?)
+    }
+
+    /// Starts on a fabric. All its ranks must do so.
+    pub fn start(fabric: Arc<Fabric>, options: Options) -> Result<Self> {
+        let place = Place::of(&fabric);
+        let all: Vec<Rank> = (0..fabric.size()).collect();
+        let core = Core::new(fabric, options);
+        core.add_set(&all)?;
+        Ok(Self(Arc::new(Handle { core, place })))
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> Rank {
+        self.0.core.fabric.rank()
+    }
+
+    /// How many ranks the job has.
+    pub fn size(&self) -> usize {
+        self.0.core.fabric.size()
+    }
+
+    /// This process's place on its host.
+    pub fn local_rank(&self) -> usize {
+        self.0.place.local_rank
+    }
+
+    /// How many ranks its host has.
+    pub fn local_size(&self) -> usize {
+        self.0.place.local_size
+    }
+
+    /// Its host's place among those that have a rank with its local rank.
+    pub fn cross_rank(&self) -> usize {
+        self.0.place.cross_rank
+    }
+
+    /// How many hosts have a rank with its local rank.
+    pub fn cross_size(&self) -> usize {
+        self.0.place.cross_size
+    }
+
+    /// Whether all hosts have equally many ranks.
+    pub fn is_homogeneous(&self) -> bool {
+        self.0.place.homogeneous
+    }
+
+    /// Submits a tensor. All members of the process set must submit one of the same name, in whatever order.
+    pub fn submit(&self, submission: Submission) -> Result<Ticket> {
+        let set = self.0.core.set(submission.set)?;
+        set.submit(vec![submission], None, false)?.pop().ok_or_else(|| Error::Bug("a submission without a ticket".into()))
+    }
+
+    /// Submits several tensors that complete together; if one of them is refused, none is submitted.
+    pub fn submit_group(&self, submissions: Vec<Submission>) -> Result<Vec<Ticket>> {
+        let Some(first) = submissions.first() else { return Ok(vec![]) };
+        let set = self.0.core.set(first.set)?;
+        if submissions.iter().any(|s| s.set != first.set) {
+            return Err(Error::Usage("a group of tensors must be of one process set".into()));
+        }
+        let mut names: Vec<&str> = submissions.iter().map(|s| s.name.as_str()).collect();
+        let group = (group_number(names.iter().copied()), names.len());
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Error::Usage(format!("a group has two tensors with the same name: {}", twice[0])));
+        }
+        set.submit(submissions, Some(group), false)
+    }
+
+    /// Submits a tensor and waits for it: faster than one after the other, since nobody else needs to be woken.
+    pub fn run(&self, submission: Submission) -> Result<Outcome> {
+        let set = self.0.core.set(submission.set)?;
+        let tickets = set.submit(vec![submission], None, true)?;
+        let [ticket] = tickets.as_slice() else { return Err(Error::Bug("a submission without a ticket".into())) };
+        set.drive(&ticket.promise);
+        ticket.promise.take()
+    }
+
+    /// This rank has no more data: it takes part in the others' allreduces with zeros until all have joined. The
+    /// outcome says who came last.
+    pub fn join(&self) -> Result<Ticket> {
+        self.0.core.set(GLOBAL)?.join()
+    }
+
+    /// Makes a process set of these ranks. All ranks of the job must call this, in the same order. Gives its number.
+    pub fn add_process_set(&self, ranks: &[Rank]) -> Result<u32> {
+        let mut ranks = ranks.to_vec();
+        ranks.sort_unstable();
+        if ranks.is_empty() || ranks.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::Usage(format!("{ranks:?} are not the ranks of a process set: each must be there once")));
+        }
+        if let Some(absent) = ranks.iter().find(|r| **r >= self.size()) {
+            return Err(Error::Usage(format!("rank {absent} in a process set, but the job has {} ranks", self.size())));
+        }
+        if let Some(id) = self.0.core.find(&ranks) {
+            return Err(duplicate(id, &ranks));
+        }
+        self.run(set_request(Kind::AddSet { ranks: ranks.clone() }))?;
+        self.0.core.find(&ranks).ok_or_else(|| Error::Bug("a process set just made is gone".into()))
+    }
+
+    /// Removes a process set. All ranks of the job must call this. False if there is none with this number, or it is the
+    /// global one.
+    pub fn remove_process_set(&self, id: u32) -> Result<bool> {
+        if id == GLOBAL || self.0.core.members(id).is_none() {
+            return Ok(false);
+        }
+        self.run(set_request(Kind::RemoveSet { id })).map(|_| true)
+    }
+
+    /// The ranks of a process set.
+    pub fn process_set(&self, id: u32) -> Option<Vec<Rank>> {
+        self.0.core.members(id)
+    }
+
+    /// All process sets: numbers and ranks.
+    pub fn process_sets(&self) -> Vec<(u32, Vec<Rank>)> {
+        self.0.core.all_members()
+    }
+
+    /// Ends the job, for all ranks: what waits anywhere fails, and so does whatever comes later.
+    pub fn shutdown(&self) {
+        self.0.shutdown();
+    }
+
+    /// Why the job is over, if it is.
+    pub fn over(&self) -> Option<Error> {
+        self.0.core.over()
+    }
+
+    /// How the members of a process set agree at present.
+    pub fn gear(&self, set: u32) -> Result<Gear> {
+        Ok(self.0.core.set(set)?.traffic().0)
+    }
+
+    /// Messages sent and received so far to agree, by this rank in this process set.
+    pub fn control_messages(&self, set: u32) -> Result<(u64, u64)> {
+        let (_, traffic) = self.0.core.set(set)?.traffic();
+        Ok((traffic.sent, traffic.received))
+    }
+
+    /// The last operations of this rank, as text.
+    pub fn flight_record(&self) -> String {
+        let record = |id: u32| self.0.core.set(id).ok().map(|set| set.with_recorder(|r| r.dump(self.rank(), self.0.core.now())));
+        self.process_sets().into_iter().filter_map(|(id, _)| Some(format!("process set {id}\n{}", record(id)?))).collect()
+    }
+}
+
+impl Handle {
+    fn shutdown(&self) {
+        let sets = self.core.take_sets();
+        let Some(global) = sets.last() else { return };
+        global.shut_down();
+        let deadline = Instant::now() + SHUTDOWN_TIME;
+        while !global.is_over() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        if !global.is_over() {
+            let seconds = SHUTDOWN_TIME.as_secs();
+            self.core.warn(&format!("the other ranks did not hear of the shutdown within {seconds} s"));
+            global.close(Error::Shutdown("Horovod has been shut down".into()));
+        }
+        for set in &sets {
+            set.close(Error::Shutdown("Horovod has been shut down".into()));
+            set.stop(set.id == GLOBAL);
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Engine(rank {} of {})", self.rank(), self.size())
+    }
+}
+
+impl Place {
+    fn of(fabric: &Fabric) -> Self {
+        let mut hosts: Vec<(&str, Vec<Rank>)> = Vec::new();
+        for (rank, card) in fabric.cards().iter().enumerate() {
+            match hosts.iter_mut().find(|(host, _)| *host == card.locality) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => hosts.push((&card.locality, vec![rank])),
+            }
+        }
+        let hosts: Vec<Vec<Rank>> = hosts.into_iter().map(|(_, ranks)| ranks).collect();
+        let of_host = |host: &Vec<Rank>| host.iter().position(|r| *r == fabric.rank());
+        let (here, local_rank) =
+            hosts.iter().enumerate().find_map(|(h, host)| Some((h, of_host(host)?))).unwrap_or((0, 0));
+        let as_large = |hosts: &[Vec<Rank>]| hosts.iter().filter(|h| h.len() > local_rank).count();
+        Self {
+            local_rank,
+            local_size: hosts[here].len(),
+            cross_rank: as_large(&hosts[..here]),
+            cross_size: as_large(&hosts),
+            homogeneous: hosts.iter().all(|h| h.len() == hosts[0].len()),
+        }
+    }
+}

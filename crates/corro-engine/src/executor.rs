@@ -1,0 +1,253 @@
+//! Runs a batch of agreed tensors on a group.
+//!
+//! Called by whoever holds the process set's lane, one batch after the other, in the order all members agreed on. Members
+//! that have joined take part with zeros.
+
+use std::sync::Arc;
+
+use corro_collectives::{Group, Reduction};
+use corro_core::shape::share;
+use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
+
+use crate::matching::Agreed;
+use crate::request::Kind;
+use crate::submission::Output;
+use crate::ticket::Outcome;
+
+/// What this member brings to an agreed tensor.
+#[derive(Debug, Default)]
+pub(crate) struct Tensor {
+    pub(crate) input: Option<Buffer>,
+    pub(crate) output: Output,
+    /// Whether the factor that comes first was applied: a batch may be withdrawn and run again.
+    pub(crate) prescaled: bool,
+}
+
+/// Runs one batch. `tensors[i]` belongs to `agreed[i]`. If this gives [`Error::Withdrawn`], the tensors can be run again.
+/// Otherwise there is an outcome for each, or one error for all.
+pub(crate) fn run(
+    group: &mut Group,
+    members: &[Rank],
+    agreed: &[Arc<Agreed>],
+    tensors: &mut [Tensor],
+    planned: bool,
+) -> Result<Vec<Outcome>> {
+    let Some(first) = agreed.first() else { return Ok(vec![]) };
+    match &first.kind {
+        Kind::Allreduce { .. } => allreduce(group, agreed, tensors, planned),
+        Kind::Allgather => allgather(group, agreed, tensors),
+        Kind::Broadcast { root } => {
+            let root = members.iter().position(|m| m == root);
+            let root = root.ok_or_else(|| Error::Bug("a broadcast from outside of the set".into()))?;
+            each(agreed, tensors, |agreed, tensor| broadcast(group, root, agreed, tensor))
+        }
+        Kind::Alltoall { .. } => each(agreed, tensors, |agreed, tensor| alltoall(group, agreed, tensor)),
+        Kind::Reducescatter { .. } => each(agreed, tensors, |agreed, tensor| reducescatter(group, agreed, tensor)),
+        Kind::Barrier => {
+            group.barrier()?;
+            Ok(vec![Outcome::default()])
+        }
+        Kind::AddSet { .. } | Kind::RemoveSet { .. } => Err(Error::Bug("process sets are not collectives".into())),
+    }
+}
+
+fn each(
+    agreed: &[Arc<Agreed>],
+    tensors: &mut [Tensor],
+    mut act: impl FnMut(&Agreed, &mut Tensor) -> Result<Outcome>,
+) -> Result<Vec<Outcome>> {
+    agreed.iter().zip(tensors).map(|(agreed, tensor)| act(agreed, tensor)).collect()
+}
+
+fn allreduce(
+    group: &mut Group,
+    agreed: &[Arc<Agreed>],
+    tensors: &mut [Tensor],
+    planned: bool,
+) -> Result<Vec<Outcome>> {
+    let Some((op, pre, post)) = agreed[0].kind.reduction() else { return Err(no_reduction()) };
+    let dtype = agreed[0].dtype;
+    for (agreed, tensor) in agreed.iter().zip(tensors.iter_mut()) {
+        tensor.fill_in(agreed)?;
+        let prescale = f64::from_bits(pre);
+        if prescale != 1.0 && !std::mem::replace(&mut tensor.prescaled, true) {
+            corro_kernels::scale(dtype, tensor.place()?.as_mut_slice(), prescale);
+        }
+    }
+    let how = Reduction { prescale: 1.0, postscale: f64::from_bits(post), ..Reduction::new(dtype, op) };
+    if let [tensor] = tensors {
+        let slices = &mut [tensor.place()?.as_mut_slice()];
+        if planned { group.allreduce_withdrawable(slices, &how)? } else { group.allreduce_many(slices, &how)? }
+    } else {
+        let mut slices = Vec::with_capacity(tensors.len());
+        for tensor in tensors.iter_mut() {
+            slices.push(tensor.place()?.as_mut_slice());
+        }
+        if planned { group.allreduce_withdrawable(&mut slices, &how)? } else { group.allreduce_many(&mut slices, &how)? }
+    }
+    Ok(agreed.iter().zip(tensors).map(|(a, t)| t.outcome(a.shapes[0].clone())).collect())
+}
+
+/// Allgathers all tensors of the batch at once: what each member brings is put in a row.
+fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) -> Result<Vec<Outcome>> {
+    let n = group.size();
+    let bytes = |a: &Agreed, member: usize| a.shapes[member].bytes(a.dtype);
+    for a in agreed {
+        if a.shapes.len() != n {
+            return Err(Error::Bug(format!("{} shapes of tensor {} for {n} members", a.shapes.len(), a.name)));
+        }
+    }
+    let shapes: Vec<Shape> = agreed.iter().map(|a| rows_together(&a.shapes)).collect();
+    for ((a, tensor), shape) in agreed.iter().zip(tensors.iter_mut()).zip(&shapes) {
+        tensor.allocate(shape, a.dtype)?;
+    }
+    if let ([a], [tensor]) = (agreed, &mut *tensors) {
+        let counts = (0..n).map(|m| bytes(a, m)).collect::<Result<Vec<_>>>()?;
+        let Tensor { input: Some(input), output: Output::InPlace(output), .. } = tensor else { return Err(no_memory()) };
+        group.allgather_bytes(input.as_slice(), &counts, output.as_mut_slice())?;
+    } else {
+        let mut counts = vec![0; n];
+        for a in agreed {
+            for (m, count) in counts.iter_mut().enumerate() {
+                *count += bytes(a, m)?;
+            }
+        }
+        let mut packed = Vec::with_capacity(counts[group.rank()]);
+        for tensor in tensors.iter() {
+            packed.extend_from_slice(tensor.input.as_ref().ok_or_else(no_memory)?.as_slice());
+        }
+        let mut all = vec![0; counts.iter().sum()];
+        group.allgather_bytes(&packed, &counts, &mut all)?;
+        let mut at = 0;
+        let mut filled = vec![0; agreed.len()];
+        for m in 0..n {
+            for ((a, tensor), filled) in agreed.iter().zip(tensors.iter_mut()).zip(&mut filled) {
+                let len = bytes(a, m)?;
+                tensor.place()?.as_mut_slice()[*filled..*filled + len].copy_from_slice(&all[at..at + len]);
+                *filled += len;
+                at += len;
+            }
+        }
+    }
+    Ok(tensors.iter_mut().zip(shapes).map(|(t, shape)| t.outcome(shape)).collect())
+}
+
+fn broadcast(group: &mut Group, root: usize, agreed: &Agreed, tensor: &mut Tensor) -> Result<Outcome> {
+    if group.rank() != root {
+        tensor.input = None;
+    }
+    tensor.fill_in(agreed)?;
+    group.broadcast_bytes(tensor.place()?.as_mut_slice(), root)?;
+    Ok(tensor.outcome(agreed.shapes[0].clone()))
+}
+
+fn alltoall(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<Outcome> {
+    let (n, me) = (group.size(), group.rank());
+    let row_shape: Vec<usize> = agreed.shapes[0].0.iter().skip(1).copied().collect();
+    let row = Shape(row_shape.clone()).bytes(agreed.dtype)?;
+    // Rows from each member to each member.
+    let table: Vec<Vec<usize>> = (0..n)
+        .map(|m| match agreed.splits.get(m).filter(|s| !s.is_empty()) {
+            Some(splits) => splits.clone(),
+            None => vec![agreed.shapes[m].0[0] / n; n],
+        })
+        .collect();
+    let bytes = |rows: &[usize]| rows.iter().map(|r| r * row).collect::<Vec<usize>>();
+    let received: Vec<usize> = table.iter().map(|splits| splits[me]).collect();
+    let longest = table.iter().flatten().copied().max().unwrap_or(0) * row;
+    let mut dimensions = vec![received.iter().sum()];
+    dimensions.extend(row_shape);
+    let shape = Shape(dimensions);
+    tensor.allocate(&shape, agreed.dtype)?;
+    let Tensor { input: Some(input), output: Output::InPlace(output), .. } = tensor else { return Err(no_memory()) };
+    group.alltoall_bytes(input.as_slice(), &bytes(&table[me]), output.as_mut_slice(), &bytes(&received), longest)?;
+    Ok(Outcome { received_splits: received, ..tensor.outcome(shape) })
+}
+
+fn reducescatter(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<Outcome> {
+    let Some((op, pre, post)) = agreed.kind.reduction() else { return Err(no_reduction()) };
+    let shape = &agreed.shapes[0];
+    let rows = shape.0.first().copied().unwrap_or(0);
+    let mut mine = shape.clone();
+    mine.0[0] = share(rows, group.size(), group.rank()).len();
+    tensor.allocate(&mine, agreed.dtype)?;
+    let how = Reduction { prescale: f64::from_bits(pre), postscale: f64::from_bits(post), ..Reduction::new(agreed.dtype, op) };
+    let Tensor { input: Some(input), output: Output::InPlace(output), .. } = tensor else { return Err(no_memory()) };
+    group.reducescatter_bytes(input.as_slice(), rows, output.as_mut_slice(), &how)?;
+    Ok(tensor.outcome(mine))
+}
+
+/// The shapes put together along the first dimension.
+fn rows_together(shapes: &[Shape]) -> Shape {
+    let mut shape = shapes.first().cloned().unwrap_or_default();
+    if let Some(rows) = shape.0.first_mut() {
+        *rows = shapes.iter().filter_map(|s| s.0.first()).sum();
+    }
+    shape
+}
+
+impl Tensor {
+    /// Makes the result's place hold what this member brings: its input, or zeros if it has joined.
+    fn fill_in(&mut self, agreed: &Agreed) -> Result<()> {
+        let shape = &agreed.shapes[0];
+        self.allocate(shape, agreed.dtype)?;
+        if let Some(input) = self.input.take() {
+            let place = self.place()?;
+            if place.len() != input.len() {
+                return Err(Error::Bug(format!("tensor {} has {} bytes, its result {}", agreed.name, input.len(), place.len())));
+            }
+            place.as_mut_slice().copy_from_slice(input.as_slice());
+        }
+        Ok(())
+    }
+
+    /// Makes a place for the result, if none was given.
+    fn allocate(&mut self, shape: &Shape, dtype: DType) -> Result<()> {
+        let bytes = shape.bytes(dtype)?;
+        let buffer = match std::mem::take(&mut self.output) {
+            Output::InPlace(buffer) => buffer,
+            Output::Allocate(allocate) => allocate(shape)?,
+            Output::None => vec![0; bytes].into(),
+        };
+        let len = buffer.len();
+        self.output = Output::InPlace(buffer);
+        if len == bytes {
+            Ok(())
+        } else {
+            Err(Error::Usage(format!("a result of {bytes} bytes was given a place of {len}")))
+        }
+    }
+
+    fn place(&mut self) -> Result<&mut Buffer> {
+        match &mut self.output {
+            Output::InPlace(buffer) => Ok(buffer),
+            _ => Err(no_memory()),
+        }
+    }
+
+    fn outcome(&mut self, shape: Shape) -> Outcome {
+        let output = match std::mem::take(&mut self.output) {
+            Output::InPlace(buffer) => Some(buffer),
+            _ => None,
+        };
+        Outcome { output, shape, ..Outcome::default() }
+    }
+}
+
+fn no_memory() -> Error {
+    Error::Bug("a tensor without its memory".into())
+}
+
+fn no_reduction() -> Error {
+    Error::Bug("a reduction without an op".into())
+}
+
+/// Whether scale factors can be applied to this type; Horovod leaves out some integers, and so do we where a fraction
+/// makes no sense.
+pub(crate) fn check_scale(op: ReduceOp, dtype: DType, pre: f64, post: f64) -> Result<()> {
+    let scales = pre != 1.0 || post != 1.0 || op == ReduceOp::Average;
+    if scales && dtype == DType::Bool {
+        return Err(Error::Usage(format!("{dtype} elements can't be scaled or averaged")));
+    }
+    Ok(())
+}

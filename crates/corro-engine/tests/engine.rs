@@ -1,0 +1,148 @@
+//! The engine with real threads, wires and collectives.
+
+mod support;
+
+use std::time::Duration;
+
+use corro_engine::{GLOBAL, Gear, Kind, Options};
+use support::{numbers, of, on_hosts, on_ranks, sum};
+
+/// One host; two hosts of two; each on its own; uneven.
+const HOSTS: [&[usize]; 5] = [&[0], &[0, 0], &[0, 0, 1, 1], &[0, 1, 2], &[0, 0, 0, 1, 1, 2]];
+
+#[test]
+fn tensors_submitted_in_any_order_are_reduced() {
+    for hosts in HOSTS {
+        let n = hosts.len();
+        let results = on_hosts(hosts, Options::default, move |engine| {
+            for step in 0..20 {
+                let mut order: Vec<usize> = (0..10).collect();
+                order.rotate_left((engine.rank() * 3 + step) % 10);
+                let tickets: Vec<_> = order
+                    .iter()
+                    .map(|t| (*t, engine.submit(sum(format!("t{t}"), &vec![*t as f32 + step as f32; 100])).unwrap()))
+                    .collect();
+                for (t, ticket) in tickets {
+                    let want = (t + step) as f32 * n as f32;
+                    assert_eq!(numbers(ticket.wait().unwrap()), vec![want; 100]);
+                }
+            }
+            engine.gear(GLOBAL).unwrap()
+        });
+        assert!(results.iter().all(|gear| *gear == Gear::Plan), "{hosts:?}: {results:?}");
+    }
+}
+
+#[test]
+fn every_collective_gives_its_result() {
+    for hosts in HOSTS {
+        let n = hosts.len();
+        on_hosts(hosts, Options::default, move |engine| {
+            let r = engine.rank();
+            for _ in 0..3 {
+                let mine = vec![r as f32; (r + 1) * 2];
+                let all = engine.run(of("gather", Kind::Allgather, &[r + 1, 2], &mine)).unwrap();
+                assert_eq!(all.shape.0, [n * (n + 1) / 2, 2]);
+                let want: Vec<f32> = (0..n).flat_map(|m| vec![m as f32; (m + 1) * 2]).collect();
+                assert_eq!(numbers(all), want);
+
+                let root = n - 1;
+                let sent = engine.run(of("cast", Kind::Broadcast { root }, &[3], &[r as f32; 3])).unwrap();
+                assert_eq!(numbers(sent), [root as f32; 3]);
+
+                let rows: Vec<f32> = (0..n).map(|m| (r * n + m) as f32).collect();
+                let swapped = engine.run(of("swap", Kind::Alltoall { splits: vec![] }, &[n], &rows)).unwrap();
+                assert_eq!(swapped.received_splits, vec![1; n]);
+                assert_eq!(numbers(swapped), (0..n).map(|m| (m * n + r) as f32).collect::<Vec<_>>());
+
+                let one = 1f64.to_bits();
+                let kind = Kind::Reducescatter { op: corro_core::ReduceOp::Sum, prescale: one, postscale: one };
+                let rows: Vec<f32> = (0..n * 2 + 1).map(|i| i as f32).collect();
+                let share = engine.run(of("scatter", kind, &[n * 2 + 1], &rows)).unwrap();
+                let mine = corro_core::shape::share(n * 2 + 1, n, r);
+                assert_eq!(numbers(share), mine.map(|i| (i * n) as f32).collect::<Vec<_>>());
+
+                engine.run(corro_engine::Submission::barrier()).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn steady_state_needs_no_messages() {
+    for hosts in [&[0, 0][..], &[0, 0, 1, 1]] {
+        let results = on_hosts(hosts, Options::default, |engine| {
+            let step = || {
+                let tickets: Vec<_> = (0..5).map(|t| engine.submit(sum(format!("t{t}"), &[1.0; 10])).unwrap()).collect();
+                tickets.into_iter().for_each(|t| drop(t.wait().unwrap()));
+            };
+            while engine.gear(GLOBAL).unwrap() != Gear::Plan {
+                step();
+            }
+            step();
+            let before = engine.control_messages(GLOBAL).unwrap();
+            for _ in 0..100 {
+                step();
+            }
+            let after = engine.control_messages(GLOBAL).unwrap();
+            (after.0 - before.0, after.1 - before.1)
+        });
+        assert!(results.iter().all(|r| *r == (0, 0)), "{results:?}");
+    }
+}
+
+#[test]
+fn a_plan_is_left_for_something_new_and_found_again() {
+    for hosts in [&[0, 0][..], &[0, 1], &[0, 0, 1, 1]] {
+        let n = hosts.len() as f32;
+        on_hosts(hosts, Options::default, move |engine| {
+            for step in 0..60 {
+                let tickets: Vec<_> = (0..4).map(|t| engine.submit(sum(format!("t{t}"), &[t as f32; 50])).unwrap()).collect();
+                if step % 10 == 9 {
+                    assert_eq!(numbers(engine.run(sum(format!("stray{step}"), &[1.0])).unwrap()), [n]);
+                }
+                for (t, ticket) in tickets.into_iter().enumerate() {
+                    assert_eq!(numbers(ticket.wait().unwrap()), vec![t as f32 * n; 50]);
+                }
+            }
+        });
+    }
+}
+
+/// In the steps that make the plan both tensors are submitted at once; later, one rank waits for the first before it
+/// submits the second. A plan that fused them must be left, and the results must be right all the same.
+#[test]
+fn a_rank_that_waits_between_fused_tensors_does_not_hang() {
+    for hosts in [&[0, 0][..], &[0, 1], &[0, 0, 1, 1]] {
+        let n = hosts.len() as f32;
+        on_hosts(hosts, Options::default, move |engine| {
+            for step in 0..12 {
+                if engine.rank() == 0 && step == 10 {
+                    assert_eq!(numbers(engine.run(sum("a", &[1.0; 30])).unwrap()), [n; 30]);
+                    assert_eq!(numbers(engine.run(sum("b", &[2.0; 30])).unwrap()), [2.0 * n; 30]);
+                } else {
+                    let a = engine.submit(sum("a", &[1.0; 30])).unwrap();
+                    let b = engine.submit(sum("b", &[2.0; 30])).unwrap();
+                    assert_eq!(numbers(a.wait().unwrap()), [n; 30]);
+                    assert_eq!(numbers(b.wait().unwrap()), [2.0 * n; 30]);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn callbacks_run_and_polling_works() {
+    on_ranks(2, |engine| {
+        let (send, receive) = std::sync::mpsc::channel();
+        engine.submit(sum("called", &[1.0])).unwrap().on_done(move |result| {
+            let _ = send.send(result.map(numbers));
+        });
+        assert_eq!(receive.recv_timeout(support::LIMIT).unwrap().unwrap(), [2.0]);
+        let ticket = engine.submit(sum("polled", &[1.0])).unwrap();
+        while !ticket.is_done() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(numbers(ticket.wait().unwrap()), [2.0]);
+    });
+}

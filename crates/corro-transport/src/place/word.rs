@@ -1,0 +1,192 @@
+//! The word that rank 0 leaves for the others where no launcher of ours is there to pass it: a file, readable by the
+//! user only, that says where the store is and what the secret is. It is there only while ranks join.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use corro_core::{Deadline, Error, Result, codec, config};
+use serde::{Deserialize, Serialize};
+
+use super::AGAIN;
+use crate::secret::{SECRET_BYTES, Secret};
+use crate::store;
+
+/// The longest word that is believed.
+pub const MAX_BYTES: usize = 64 * 1024;
+/// How long a store that was named may take to answer, before the file is read again: it may be an old one.
+const ONE_TRY: Duration = Duration::from_secs(1);
+
+/// What the file says.
+#[derive(Serialize, Deserialize)]
+pub struct Word {
+    addresses: Vec<SocketAddr>,
+    secret: [u8; SECRET_BYTES],
+}
+
+impl Word {
+    /// Where, and the secret.
+    pub fn new(addresses: Vec<SocketAddr>, secret: &Secret) -> Self {
+        Self { addresses, secret: secret.to_bytes() }
+    }
+}
+
+/// Where words are left. Made if it is not there, and refused if others could write to it.
+pub(super) fn directory(one_host: bool) -> Result<PathBuf> {
+    let chosen = config::MEET_DIR.value().map(PathBuf::from);
+    let of_this_host = || match config::foreign("XDG_RUNTIME_DIR") {
+        Some(runtime) => PathBuf::from(runtime).join("corro"),
+        None => std::env::temp_dir().join(format!("corro-{}", rustix::process::getuid().as_raw())),
+    };
+    let of_all_hosts = || config::foreign("HOME").map(|home| PathBuf::from(home).join(".corro").join("meet"));
+    let path = match chosen {
+        Some(path) => path,
+        None if one_host => of_this_host(),
+        None => of_all_hosts().unwrap_or_else(of_this_host),
+    };
+    own(&path)?;
+    Ok(path)
+}
+
+fn own(path: &Path) -> Result<()> {
+    let doing = || format!("preparing {} (CORRO_MEET_DIR) for ranks to meet", path.display());
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|e| Error::io(doing(), e))?;
+    let found = std::fs::symlink_metadata(path).map_err(|e| Error::io(doing(), e))?;
+    let ours = found.is_dir() && found.uid() == rustix::process::getuid().as_raw();
+    if !ours || found.permissions().mode() & 0o022 != 0 {
+        return Err(Error::io(doing(), "it must be a directory of this user that nobody else can write to"));
+    }
+    Ok(())
+}
+
+/// A job's name as a file name.
+pub(super) fn file_name(job: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '_' };
+    let text: String = job.chars().map(plain).take(100).collect();
+    // Two names may look the same after that.
+    let tag = Secret::from_bytes([0; SECRET_BYTES]).prove("job name", &[job.as_bytes()]);
+    format!("{text}-{:02x}{:02x}{:02x}{:02x}", tag[0], tag[1], tag[2], tag[3])
+}
+
+/// A word that was left; removed when dropped.
+pub(super) struct Left(PathBuf);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Leaves word at `path`, whole or not at all.
+pub(super) fn leave(path: &Path, word: &Word) -> Result<Left> {
+    let doing = |e| Error::io(format!("leaving word for the other ranks at {}", path.display()), e);
+    let draft = path.with_extension(format!("draft-{}", std::process::id()));
+    let write = || -> std::io::Result<()> {
+        let _ = std::fs::remove_file(&draft);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        file.write_all(&codec::encode(word).map_err(|e| std::io::Error::other(e.to_string()))?)?;
+        std::fs::rename(&draft, path)
+    };
+    write().map_err(|e| {
+        let _ = std::fs::remove_file(&draft);
+        doing(e)
+    })?;
+    Ok(Left(path.to_owned()))
+}
+
+/// Waits for word at `path`, and follows it to the store.
+pub(super) fn follow(path: &Path, tls: bool, deadline: Deadline) -> Result<(store::Client, Secret)> {
+    loop {
+        let tried = match read(path) {
+            Ok(Some(word)) => {
+                let secret = Secret::from_bytes(word.secret);
+                let one_try = deadline.left().map_or(ONE_TRY, |left| left.min(ONE_TRY)).max(Duration::from_millis(1));
+                match store::Client::connect(&word.addresses, &secret, tls, Deadline::after(one_try)) {
+                    Ok(client) => return Ok((client, secret)),
+                    Err(e) => e.to_string(),
+                }
+            }
+            Ok(None) => "it has left no word".into(),
+            Err(e) => e.to_string(),
+        };
+        if deadline.passed() {
+            return Err(Error::io(
+                format!("waiting for rank 0's word at {}", path.display()),
+                format!(
+                    "{tried} within {:?}. Has rank 0 started? Ranks on several hosts must share this directory \
+                     (CORRO_MEET_DIR); where they share none, start the job with `corro run`, or set CORRO_SECRET, \
+                     MASTER_ADDR and MASTER_PORT on all of them",
+                    deadline.granted()
+                ),
+            ));
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Word>> {
+    let doing = || format!("reading {}", path.display());
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(doing(), e)),
+    };
+    let owner = file.metadata().map_err(|e| Error::io(doing(), e))?.uid();
+    if owner != rustix::process::getuid().as_raw() {
+        return Err(Error::io(doing(), "it belongs to another user"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES as u64).read_to_end(&mut bytes).map_err(|e| Error::io(doing(), e))?;
+    parse(&bytes).map(Some)
+}
+
+/// What the bytes of such a file say.
+pub fn parse(bytes: &[u8]) -> Result<Word> {
+    match codec::take(bytes, MAX_BYTES)? {
+        Some((word, used)) if used == bytes.len() => Ok(word),
+        _ => Err(Error::Malformed("not a whole word".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_user_can_read_it_and_it_goes_away() {
+        let path = std::env::temp_dir().join(format!("corro-word-{}", std::process::id()));
+        let secret = Secret::from_bytes([7; 32]);
+        let left = leave(&path, &Word::new(vec!["127.0.0.1:1".parse().unwrap()], &secret)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let word = read(&path).unwrap().unwrap();
+        assert_eq!((word.addresses.len(), word.secret), (1, [7; 32]));
+        drop(left);
+        assert!(read(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn waiting_in_vain_says_what_to_do() {
+        let path = std::env::temp_dir().join("corro-no-such-word");
+        let error = follow(&path, false, Deadline::after(Duration::from_millis(30))).err().unwrap().to_string();
+        assert!(error.contains("corro run") && error.contains("CORRO_SECRET"), "{error}");
+    }
+
+    #[test]
+    fn directories_of_others_are_refused() {
+        let path = std::env::temp_dir().join(format!("corro-dir-{}", std::process::id()));
+        own(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(own(&path).unwrap_err().to_string().contains("nobody else can write"));
+        std::fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn job_names_become_file_names() {
+        assert!(file_name("../../x y@1").starts_with("______x_y_1-"));
+        assert_ne!(file_name("a/b"), file_name("a_b"));
+    }
+}
