@@ -120,6 +120,8 @@ pub struct Coordinator {
     last_joined: Option<Rank>,
     limits: StallLimits,
     warned: Option<Time>,
+    /// Whether a report said that the job is to end: there is nothing to add.
+    gave_up: bool,
 }
 
 impl Coordinator {
@@ -134,6 +136,7 @@ impl Coordinator {
             last_joined: None,
             limits,
             warned: None,
+            gave_up: false,
         }
     }
 
@@ -263,6 +266,9 @@ impl Coordinator {
     /// When to look for stalls next, if nothing else happens.
     pub fn next_look(&self) -> Option<Time> {
         let StallLimits { warn, shutdown } = self.limits;
+        if self.gave_up {
+            return None;
+        }
         let oldest = self.pending.values().map(|p| p.since).min()?;
         let warning = (!warn.is_zero()).then(|| (oldest + warn).max(self.warned.map_or(Time::ZERO, |at| at + warn)));
         let end = (!shutdown.is_zero()).then(|| oldest + shutdown);
@@ -289,19 +295,19 @@ impl Coordinator {
         }
         self.warned = Some(now);
         let fatal = !shutdown.is_zero() && waiting >= shutdown;
+        self.gave_up = fatal;
         Some(StallReport { waiting, missing, doing: BTreeMap::new(), fatal })
     }
 }
 
 impl std::fmt::Display for StallReport {
-    /// Horovod's words, then ours: what the missing ranks are doing.
+    /// Laid out as people know it from Horovod; in brackets, what the missing ranks are doing.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         const SHOWN: usize = 6;
         write!(
             f,
-            "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting \
-             for remainder of ranks for more than {} seconds. Different ranks may be trying to submit different tensors, \
-             or only some of them submit tensors.",
+            "stalled: some ranks have waited for {} seconds for tensors that other ranks have not submitted. Either \
+             those are slow, or the ranks' programs have taken different ways.",
             self.waiting.as_secs()
         )?;
         if self.fatal {

@@ -66,6 +66,7 @@ impl Core {
                 "rank {} is not a member of the provided process set {id}, which has ranks {members:?}",
                 self.fabric.rank()
             ))),
+            None if self.over().is_some() => Err(self.over().unwrap_or(Error::Withdrawn)),
             None => Err(Error::Usage(format!(
                 "process set {id}: Process set provided does not exist, or has not been registered"
             ))),

@@ -1,0 +1,216 @@
+//! What Horovod's users rely on: errors, groups, join, process sets, stalls, shutdown.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use corro_core::{DType, Error, ReduceOp, Shape};
+use corro_engine::{Kind, Level, Log, Options, StallLimits, Submission};
+use support::{numbers, of, on_hosts, on_ranks, sum};
+
+fn text<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn a_mismatch_fails_those_tensors_everywhere_and_nothing_else() {
+    for warm in [0, 10] {
+        let texts = on_ranks(3, move |engine| {
+            // With some steps before, the mismatch happens out of the plan.
+            for _ in 0..warm {
+                engine.run(sum("x", &[1.0, 2.0])).unwrap();
+            }
+            let odd = engine.rank() == 1;
+            let good = engine.submit(sum("good", &[1.0])).unwrap();
+            let bad = engine.submit(sum("x", if odd { &[1.0][..] } else { &[1.0, 2.0] })).unwrap();
+            let text = text(bad.wait());
+            assert_eq!(numbers(good.wait().unwrap()), [3.0]);
+            assert_eq!(numbers(engine.run(sum("x", &[1.0, 2.0])).unwrap()), [3.0, 6.0]);
+            text
+        });
+        assert!(texts[0].contains("Mismatched ALLREDUCE tensor shapes") && texts[0].contains("rank 1: [1]"), "{texts:?}");
+        assert!(texts.iter().all(|t| *t == texts[0]));
+    }
+}
+
+#[test]
+fn wrong_calls_are_refused_at_once() {
+    on_ranks(2, |engine| {
+        let first = engine.submit(sum("same", &[1.0])).unwrap();
+        if engine.rank() == 0 {
+            assert!(text(engine.submit(sum("same", &[1.0]))).contains("same name as another tensor"));
+            let cast = of("cast", Kind::Broadcast { root: 7 }, &[1], &[1.0]);
+            assert!(text(engine.submit(cast)).contains("broadcast received invalid root rank"));
+            let other = Submission { set: 9, ..sum("set", &[1.0]) };
+            assert!(text(engine.submit(other)).contains("Process set provided does not exist"));
+            let splits = Kind::Alltoall { splits: vec![1, 1, 1] };
+            assert!(text(engine.submit(of("a2a", splits, &[3], &[1.0; 3]))).contains("does not equal number of workers"));
+            let splits = Kind::Alltoall { splits: vec![3, 3] };
+            assert!(text(engine.submit(of("a2a", splits, &[3], &[1.0; 3]))).contains("greater than the first dimension"));
+            let short = Submission::allreduce("short", ReduceOp::Sum, DType::F32, Shape(vec![4]), vec![0; 3].into());
+            assert!(text(engine.submit(short)).contains("has 16 bytes, but 3 were given"));
+        }
+        assert_eq!(numbers(first.wait().unwrap()), [2.0]);
+    });
+}
+
+#[test]
+fn groups_complete_together_or_not_at_all() {
+    on_hosts(&[0, 0, 1], Options::default, |engine| {
+        for step in 0..8 {
+            let group: Vec<_> = (0..3).map(|t| sum(format!("g{t}"), &[t as f32])).collect();
+            let tickets = engine.submit_group(group).unwrap();
+            let values: Vec<f32> = tickets.into_iter().flat_map(|t| numbers(t.wait().unwrap())).collect();
+            assert_eq!(values, [0.0, 3.0, 6.0], "step {step}");
+        }
+        let odd = if engine.rank() == 2 { 2 } else { 1 };
+        let group = vec![sum("h0", &[1.0]), sum("h1", &vec![1.0; odd]), sum("h2", &[1.0])];
+        for ticket in engine.submit_group(group).unwrap() {
+            assert!(text(ticket.wait()).contains("Mismatched ALLREDUCE tensor shapes"));
+        }
+        let twice = engine.submit_group(vec![sum("i", &[1.0]), sum("i", &[1.0])]);
+        assert!(text(twice).contains("same name"));
+        assert_eq!(numbers(engine.run(sum("i", &[1.0])).unwrap()), [3.0]);
+    });
+}
+
+#[test]
+fn the_joined_bring_zeros_and_all_learn_who_came_last() {
+    let last = on_hosts(&[0, 0, 1], Options::default, |engine| {
+        let mut results = Vec::new();
+        for round in 0..2 {
+            // Rank r has r + 4 steps of data: enough for a plan before the first joins.
+            for step in 0..engine.rank() + 6 {
+                let sum = numbers(engine.run(sum("x", &[1.0])).unwrap());
+                let still = (0..3).filter(|r| r + 6 > step).count();
+                assert_eq!(sum, [still as f32], "round {round} step {step}");
+            }
+            if engine.rank() == 2 {
+                let gather = engine.run(of("gather", Kind::Allgather, &[1], &[1.0]));
+                assert!(text(gather).contains("is not supported with Join at this time"));
+            }
+            results.push(engine.join().unwrap().wait().unwrap().last_joined);
+        }
+        results
+    });
+    assert!(last.iter().all(|l| *l == [Some(2), Some(2)]), "{last:?}");
+}
+
+#[test]
+fn process_sets_come_and_go_and_work_side_by_side() {
+    on_hosts(&[0, 0, 1, 1], Options::default, |engine| {
+        let even = engine.add_process_set(&[0, 2]).unwrap();
+        let odd = engine.add_process_set(&[3, 1]).unwrap();
+        assert_eq!((even, odd), (1, 2));
+        assert!(text(engine.add_process_set(&[2, 0])).contains("duplicate process set"));
+        assert!(text(engine.add_process_set(&[0, 9])).contains("rank 9"));
+        let mine = if engine.rank() % 2 == 0 { even } else { odd };
+        let other = even + odd - mine;
+        let stranger = Submission { set: other, ..sum("x", &[1.0]) };
+        assert!(text(engine.submit(stranger)).contains("is not a member of the provided process set"));
+        for step in 0..10 {
+            // The same name in several sets at once; the odd ones do many more steps than the even ones.
+            for _ in 0..=(engine.rank() % 2) * 5 {
+                let x = Submission { set: mine, ..sum("x", &[engine.rank() as f32]) };
+                let want = if mine == even { 2.0 } else { 4.0 };
+                assert_eq!(numbers(engine.run(x).unwrap()), [want], "step {step}");
+            }
+        }
+        let root = if mine == even { 2 } else { 1 };
+        let cast = Submission { set: mine, ..of("cast", Kind::Broadcast { root }, &[1], &[engine.rank() as f32]) };
+        assert_eq!(numbers(engine.run(cast).unwrap()), [root as f32]);
+        assert!(engine.remove_process_set(even).unwrap());
+        assert!(!engine.remove_process_set(even).unwrap() && !engine.remove_process_set(0).unwrap());
+        assert_eq!(engine.process_sets(), [(0, vec![0, 1, 2, 3]), (2, vec![1, 3])]);
+        // Freed numbers are used again.
+        assert_eq!(engine.add_process_set(&[0, 1, 2]).unwrap(), 1);
+        assert_eq!(numbers(engine.run(sum("x", &[1.0])).unwrap()), [4.0]);
+    });
+}
+
+#[test]
+fn ranks_that_add_different_sets_are_told() {
+    let texts = on_ranks(2, |engine| text(engine.add_process_set(&[engine.rank()])));
+    assert!(texts.iter().all(|t| t.contains("mismatching") && *t == texts[0]), "{texts:?}");
+}
+
+#[test]
+fn shutdown_from_any_rank_ends_what_waits_everywhere() {
+    for hosts in [&[0, 0, 0][..], &[0, 0, 1]] {
+        for warm in [0, 8] {
+            let texts = on_hosts(hosts, Options::default, move |engine| {
+                for _ in 0..warm {
+                    engine.run(sum("x", &[1.0])).unwrap();
+                }
+                if engine.rank() == 1 {
+                    std::thread::sleep(Duration::from_millis(100));
+                    engine.shutdown();
+                    return text(engine.run(sum("y", &[1.0])));
+                }
+                let waiting = text(engine.run(sum("x", &[1.0])));
+                assert!(text(engine.run(sum("y", &[1.0]))).contains("Horovod has been shut down"));
+                waiting
+            });
+            assert!(texts.iter().all(|t| t.contains("Horovod has been shut down")), "{texts:?}");
+        }
+    }
+}
+
+/// Options whose log goes into a list.
+fn heard(limits: StallLimits) -> (impl Fn() -> Options, Arc<Mutex<Vec<String>>>) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let list = Arc::clone(&lines);
+    let options = move || {
+        let list = Arc::clone(&list);
+        let sink = Arc::new(move |_: Level, line: &str| list.lock().unwrap().push(line.to_owned()));
+        let log = Log { sink: Some(sink), ..Log::default() };
+        Options { stalls: limits, log, ..Options::default() }
+    };
+    (options, lines)
+}
+
+#[test]
+fn a_rank_that_withholds_a_tensor_is_named_by_all_others() {
+    for warm in [0, 3, 8] {
+        let (options, lines) = heard(StallLimits { warn: Duration::from_millis(300), shutdown: Duration::ZERO });
+        on_hosts(&[0, 0, 1], options, move |engine| {
+            for _ in 0..warm {
+                engine.run(sum("late", &[1.0])).unwrap();
+            }
+            if engine.rank() == 1 {
+                std::thread::sleep(Duration::from_secs(2));
+            }
+            assert_eq!(numbers(engine.run(sum("late", &[1.0])).unwrap()), [3.0]);
+        });
+        let lines = lines.lock().unwrap();
+        for rank in 0..3 {
+            let told = |l: &&String| l.contains(&format!("[{rank}]")) && l.contains("Missing ranks:\n1: [late]");
+            assert!(lines.iter().find(told).is_some(), "after {warm} steps, rank {rank}: {lines:?}");
+        }
+    }
+}
+
+#[test]
+fn with_a_shutdown_time_all_fail_with_the_same_text() {
+    let limits = StallLimits { warn: Duration::from_millis(200), shutdown: Duration::from_millis(600) };
+    for warm in [0, 8] {
+        let (options, lines) = heard(limits);
+        let start = Instant::now();
+        let texts = on_hosts(&[0, 0, 1], options, move |engine| {
+            for _ in 0..warm {
+                engine.run(sum("late", &[1.0])).unwrap();
+            }
+            let name = if engine.rank() == 1 { "own" } else { "late" };
+            text(engine.run(sum(name, &[1.0])))
+        });
+        assert!(texts[0].contains("Horovod has been shut down") && texts[0].contains("1!: [late]"), "{texts:?}");
+        assert!(texts[0].contains("last submitted allreduce own"), "{texts:?}");
+        assert!(texts.iter().all(|t| *t == texts[0]), "{texts:?}");
+        let lines = lines.lock().unwrap();
+        for rank in [0, 2] {
+            assert!(lines.iter().any(|l| l.contains(&format!("[{rank}]")) && l.contains("\n1!: [late]")), "{lines:?}");
+        }
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+}
