@@ -21,7 +21,10 @@ from pathlib import Path
 
 # How the symbols of a library are recognised: by their version tag (`cublasCreate_v2@libcublas.so.13`), or, in
 # libraries without tags, by how their names begin.
-BY_TAG = tuple(f"lib{name}.so" for name in ("cublas", "cublasLt", "cudnn", "cufft", "cusparse", "nvrtc", "cupti"))
+BY_TAG = tuple(
+    f"lib{name}.so"
+    for name in ("cublas", "cublasLt", "cudnn", "cufft", "curand", "cusolver", "cusparse", "nvrtc", "cupti")
+)
 BY_PREFIX = {"libnccl.so": "nccl", "libcusparseLt.so": "cusparseLt", "libcufile.so": "cuFile"}
 TAG_OF = {"libnvshmem_host.so": "NVSHMEM"}
 
@@ -62,7 +65,7 @@ def build_stub(soname: str, tag: str, names: list[str], target: Path) -> None:
         source = Path(scratch, "stub.c")
         source.write_text("".join(f"int {name}(void) {{ return 1; }}\n" for name in names))
         options = ["-shared", "-fPIC", "-w", "-fno-builtin", "-O1", f"-Wl,-soname,{soname}", "-o", str(target)]
-        if tag:
+        if tag and names:
             script = Path(scratch, "stub.map")
             script.write_text(f"{tag} {{ global: {' '.join(f'{name};' for name in names)} local: *; }};\n")
             options.append(f"-Wl,--version-script={script}")

@@ -61,10 +61,7 @@ fn run() -> Result<()> {
     // A rank that waits for the next command waits as long as the driver measures others.
     let settings = Settings { timeout: Duration::ZERO, ..Settings::from_env()? };
     if let Some(place) = Place::from_env()? {
-        let mut store =
-            store::Client::connect(&place.rendezvous, &place.secret, false, Deadline::after(settings.connect_timeout))?;
-        let fabric = Fabric::join(place.rank, place.size, &place.secret, &mut store, settings)?;
-        return serve(Group::world(&fabric)?);
+        return serve(Group::world(&Fabric::at(&place, settings)?)?);
     }
     let options = options()?;
     if let Some(ranks) = options.ranks {

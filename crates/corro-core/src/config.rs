@@ -139,6 +139,28 @@ variables! {
         "Least important lines that are written: trace, debug, info, warning, error or fatal.";
     LOG_HIDE_TIME = "CORRO_LOG_HIDE_TIME", horovod: Some("HOROVOD_LOG_HIDE_TIME"), default: "0",
         "1: lines of the log carry no time.";
+    TIMELINE = "CORRO_TIMELINE", horovod: Some("HOROVOD_TIMELINE"), default: "none",
+        "File for a timeline in Horovod's format, written by rank 0; `DYNAMIC`: none yet, but the program may start one.";
+    TIMELINE_MARK_CYCLES = "CORRO_TIMELINE_MARK_CYCLES", horovod: Some("HOROVOD_TIMELINE_MARK_CYCLES"), default: "0",
+        "1: the timeline marks each round of agreement.";
+    TIMELINE_CAP = "CORRO_TIMELINE_CAP", horovod: None, default: "1073741824",
+        "Bytes after which a timeline or trace is no longer written to.";
+    TRACE = "CORRO_TRACE", horovod: None, default: "none",
+        "Path beside which every rank writes its part of a trace of all ranks with aligned clocks.";
+    AUTOTUNE = "CORRO_AUTOTUNE", horovod: Some("HOROVOD_AUTOTUNE"), default: "0",
+        "1: the engine looks for better settings while the job runs.";
+    AUTOTUNE_LOG = "CORRO_AUTOTUNE_LOG", horovod: Some("HOROVOD_AUTOTUNE_LOG"), default: "none",
+        "File in which each trial of the autotuner is written down, as comma-separated values.";
+    AUTOTUNE_WARMUP = "CORRO_AUTOTUNE_WARMUP_SAMPLES", horovod: Some("HOROVOD_AUTOTUNE_WARMUP_SAMPLES"), default: "3",
+        "Trials that do not count, while the job warms up.";
+    AUTOTUNE_STEPS = "CORRO_AUTOTUNE_STEPS_PER_SAMPLE", horovod: Some("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"), default: "10",
+        "Steps of training in one measurement; a trial is the median of five.";
+    AUTOTUNE_SAMPLES = "CORRO_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", horovod: Some("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"), default: "20",
+        "Trials before the best settings are kept for good.";
+    AUTOTUNE_NOISE = "CORRO_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", horovod: Some("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"), default: "0.8",
+        "How noisy measurements are taken to be, from 0 to 1.";
+    AUTOTUNE_ROUNDING = "CORRO_AUTOTUNE_ROUNDING", horovod: None, default: "0",
+        "1: the autotuner may also try settings that change the order in which floats are summed, and so their last bits.";
     RECORDER = "CORRO_RECORDER", horovod: None, default: "1024",
         "How many operations the flight recorder of a rank keeps.";
     SPIN = "CORRO_SPIN", horovod: None, default: "auto",
@@ -166,9 +188,20 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
             "OMPI_MCA_plm_rsh_agent",
         ],
     ),
-    ("PMIx", &["PMIX_RANK", "PMIX_NAMESPACE"]),
+    ("PMIx", &["PMIX_NAMESPACE"]),
     ("MPICH and its kin", &["PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"]),
-    ("Slurm", &["SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"]),
+    (
+        "Slurm",
+        &[
+            "SLURM_PROCID",
+            "SLURM_NTASKS",
+            "SLURM_JOB_ID",
+            "SLURM_STEP_ID",
+            "SLURM_STEP_NUM_TASKS",
+            "SLURM_JOB_NUM_NODES",
+            "SLURM_STEP_NUM_NODES",
+        ],
+    ),
     (
         "torchrun",
         &[
@@ -182,7 +215,7 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
         ],
     ),
     ("Kubernetes", &["JOB_COMPLETION_INDEX"]),
-    ("the system", &["XDG_RUNTIME_DIR", "HOME", "PATH", "SSH_CONNECTION", "TERM", "NO_COLOR"]),
+    ("the system", &["XDG_RUNTIME_DIR", "HOME", "SSH_CONNECTION", "NO_COLOR"]),
 ];
 
 /// A variable of [`FOREIGN`], if it is set. An empty value counts as not set.

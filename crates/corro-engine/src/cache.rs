@@ -3,9 +3,9 @@
 //! Every member keeps the same slots, since slots are made and forgotten by the log only. What differs is the member's
 //! own request behind a slot: a repetition is announced by its number only if it is the very same request.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::hash::HashMap;
 use crate::matching::Agreed;
 use crate::message::Slot;
 use crate::request::Request;

@@ -7,13 +7,14 @@
 //! member that has not joined is in. Tensors of a group run together once all of them are decided; if one of them fails,
 //! so do the others, each as soon as it is decided.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use corro_core::{Error, Rank};
 use serde::{Deserialize, Serialize};
 
+use crate::hash::HashMap;
 use crate::matching::{Agreed, match_requests};
 use crate::request::Request;
 
@@ -29,6 +30,8 @@ pub enum Input {
         rank: Rank,
         /// In its own order.
         requests: Vec<Request>,
+        /// How long ago.
+        waited: Duration,
     },
     /// A member has run out of data and stands aside until all have.
     Join {
@@ -82,12 +85,34 @@ pub struct StallLimits {
     pub shutdown: Duration,
 }
 
+impl StallLimits {
+    /// What comes first of a word and the end.
+    pub fn first(self) -> Option<Duration> {
+        [self.warn, self.shutdown].into_iter().filter(|d| !d.is_zero()).min()
+    }
+
+    /// Whether waiting for so long is the end.
+    pub fn end(self, waiting: Duration) -> bool {
+        !self.shutdown.is_zero() && waiting >= self.shutdown
+    }
+
+    /// When to look for stalls, if somebody waits since `since` and a word was said at `warned`.
+    pub fn next_look(self, since: Time, warned: Option<Time>) -> Option<Time> {
+        let Self { warn, shutdown } = self;
+        let warning = (!warn.is_zero()).then(|| (since + warn).max(warned.map_or(Time::ZERO, |at| at + warn)));
+        let end = (!shutdown.is_zero()).then(|| since + shutdown);
+        warning.into_iter().chain(end).min()
+    }
+}
+
 /// One name that somebody has submitted.
 #[derive(Debug)]
 struct Pending {
     since: Time,
-    /// In the order of members; `None`: not yet.
-    requests: Vec<Option<Request>>,
+    /// In the order of members; `None`: not yet. Those like the first are the first, or thousands of ranks would fill the
+    /// memory with copies.
+    requests: Vec<Option<Arc<Request>>>,
+    first: Arc<Request>,
     /// How many are neither in nor have joined.
     missing: usize,
 }
@@ -117,11 +142,10 @@ pub struct Coordinator {
     /// Groups of which some tensors are decided and others not.
     groups: HashMap<u64, Group>,
     joined: Vec<bool>,
-    last_joined: Option<Rank>,
+    /// How many of them have joined.
+    aside: usize,
     limits: StallLimits,
     warned: Option<Time>,
-    /// Whether a report said that the job is to end: there is nothing to add.
-    gave_up: bool,
 }
 
 impl Coordinator {
@@ -130,14 +154,18 @@ impl Coordinator {
         let joined = vec![false; members.len()];
         Self {
             members,
-            pending: HashMap::new(),
-            groups: HashMap::new(),
+            pending: HashMap::default(),
+            groups: HashMap::default(),
             joined,
-            last_joined: None,
+            aside: 0,
             limits,
             warned: None,
-            gave_up: false,
         }
+    }
+
+    /// The members, ascending.
+    pub fn members(&self) -> &[Rank] {
+        &self.members
     }
 
     /// How many names are waiting for somebody.
@@ -148,13 +176,13 @@ impl Coordinator {
     /// Takes an input at the time `now` and says what follows from it.
     pub fn step(&mut self, now: Time, input: Input) -> Vec<Output> {
         match input {
-            Input::Announce { rank, requests } => self.announce(now, rank, requests),
+            Input::Announce { rank, requests, waited } => self.announce(now.saturating_sub(waited), rank, requests),
             Input::Join { rank } => self.join(rank),
             Input::Tick => self.look_for_stalls(now).into_iter().map(Output::Stalled).collect(),
         }
     }
 
-    fn announce(&mut self, now: Time, rank: Rank, requests: Vec<Request>) -> Vec<Output> {
+    fn announce(&mut self, since: Time, rank: Rank, requests: Vec<Request>) -> Vec<Output> {
         let Ok(member) = self.members.binary_search(&rank) else {
             let names = requests.into_iter().map(|r| r.name).collect();
             let error = Error::Usage(format!("rank {rank} is not a member of the provided process set"));
@@ -162,13 +190,16 @@ impl Coordinator {
         };
         let mut decided = Vec::new();
         for request in requests {
-            let name = request.name.clone();
-            let (size, joined) = (self.members.len(), &self.joined);
+            let (name, request) = (request.name.clone(), Arc::new(request));
+            let (size, aside, joined) = (self.members.len(), self.aside, &self.joined);
             let pending = self.pending.entry(name.clone()).or_insert_with(|| Pending {
-                since: now,
-                requests: (0..size).map(|_| None).collect(),
-                missing: joined.iter().filter(|j| !**j).count(),
+                since,
+                requests: vec![None; size],
+                first: Arc::clone(&request),
+                missing: size - aside,
             });
+            pending.since = pending.since.min(since);
+            let request = if *pending.first == *request { Arc::clone(&pending.first) } else { request };
             // A member checks its own names; one that asks twice anyway gets the later request.
             if pending.requests[member].replace(request).is_none() && !joined[member] {
                 pending.missing -= 1;
@@ -184,6 +215,29 @@ impl Coordinator {
         self.emit(agreed.into_iter().map(verdict))
     }
 
+    /// These ran in a plan that was left before all tensors of their groups had: the rest waits only for the rest.
+    pub fn already_ran<'a>(&mut self, agreed: impl Iterator<Item = &'a Arc<Agreed>>) {
+        for (number, size) in agreed.filter_map(|a| a.group) {
+            let group = self.groups.entry(number).or_default();
+            group.decided += 1;
+            if group.decided >= size {
+                self.groups.remove(&number);
+            }
+        }
+    }
+
+    /// Members will say this tensor again: takes it back if it is held until the rest of its group is decided.
+    pub fn recall(&mut self, agreed: &Arc<Agreed>) {
+        let Some((number, _)) = agreed.group else { return };
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        let Some(at) = group.held.iter().position(|held| Arc::ptr_eq(held, agreed)) else { return };
+        group.held.remove(at);
+        group.decided -= 1;
+        if group.decided == 0 {
+            self.groups.remove(&number);
+        }
+    }
+
     /// Whether nobody waits for anybody, as far as announcements tell.
     pub fn is_idle(&self) -> bool {
         self.pending.is_empty() && self.groups.is_empty() && !self.is_joining()
@@ -191,23 +245,22 @@ impl Coordinator {
 
     /// Whether some have joined and not all.
     pub fn is_joining(&self) -> bool {
-        self.joined.contains(&true)
+        self.aside > 0
     }
 
     fn join(&mut self, rank: Rank) -> Vec<Output> {
         let Ok(member) = self.members.binary_search(&rank) else { return vec![] };
         if !std::mem::replace(&mut self.joined[member], true) {
+            self.aside += 1;
             for pending in self.pending.values_mut().filter(|p| p.requests[member].is_none()) {
                 pending.missing -= 1;
             }
         }
-        self.last_joined = Some(rank);
-        if self.joined.iter().all(|j| *j) {
+        if self.aside == self.members.len() {
             self.joined.fill(false);
-            // Nobody can wait for a tensor while all stand aside; if one does, all must submit it again.
-            for pending in self.pending.values_mut() {
-                pending.missing = pending.requests.iter().filter(|r| r.is_none()).count();
-            }
+            self.aside = 0;
+            // Nobody stands aside while it waits for a tensor, so there are none.
+            self.pending.clear();
             return vec![Output::AllJoined { last: rank }];
         }
         // Whatever waited only for this member goes ahead. Oldest first, then by name: the same for every run.
@@ -224,7 +277,7 @@ impl Coordinator {
         }
         let (name, pending) = self.pending.remove_entry(name)?;
         let joined: Vec<Rank> = self.members.iter().zip(&self.joined).filter(|(_, j)| **j).map(|(m, _)| *m).collect();
-        let requests: Vec<(Rank, Request)> =
+        let requests: Vec<(Rank, Arc<Request>)> =
             self.members.iter().zip(pending.requests).filter_map(|(m, r)| Some((*m, r?))).collect();
         let group = requests.iter().find_map(|(_, r)| r.group);
         Some(Verdict { name, group, result: match_requests(&requests, &joined).map(Arc::new) })
@@ -265,22 +318,15 @@ impl Coordinator {
 
     /// When to look for stalls next, if nothing else happens.
     pub fn next_look(&self) -> Option<Time> {
-        let StallLimits { warn, shutdown } = self.limits;
-        if self.gave_up {
-            return None;
-        }
         let oldest = self.pending.values().map(|p| p.since).min()?;
-        let warning = (!warn.is_zero()).then(|| (oldest + warn).max(self.warned.map_or(Time::ZERO, |at| at + warn)));
-        let end = (!shutdown.is_zero()).then(|| oldest + shutdown);
-        warning.into_iter().chain(end).min()
+        self.limits.next_look(oldest, self.warned)
     }
 
     fn look_for_stalls(&mut self, now: Time) -> Option<StallReport> {
         if self.next_look().is_none_or(|at| now < at) {
             return None;
         }
-        let StallLimits { warn, shutdown } = self.limits;
-        let late_after = if warn.is_zero() { shutdown } else { warn };
+        let late_after = self.limits.first()?;
         let mut late: Vec<(Time, &String)> =
             self.pending.iter().filter(|(_, p)| now >= p.since + late_after).map(|(name, p)| (p.since, name)).collect();
         late.sort_unstable();
@@ -294,8 +340,7 @@ impl Coordinator {
             }
         }
         self.warned = Some(now);
-        let fatal = !shutdown.is_zero() && waiting >= shutdown;
-        self.gave_up = fatal;
+        let fatal = self.limits.end(waiting);
         Some(StallReport { waiting, missing, doing: BTreeMap::new(), fatal })
     }
 }
@@ -350,7 +395,7 @@ mod tests {
     }
 
     fn announce(rank: Rank, requests: Vec<Request>) -> Input {
-        Input::Announce { rank, requests }
+        Input::Announce { rank, requests, waited: Duration::ZERO }
     }
 
     fn seconds(s: u64) -> Time {
@@ -414,6 +459,23 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_again_does_not_count_twice_for_its_group() {
+        let of = |name: &str| Request { group: Some((5, 2)), ..request(name) };
+        let mut c = Coordinator::new(vec![0], NO_LIMITS);
+        let agreed = |name: &str| Arc::new(match_requests(&[(0, of(name))], &[]).unwrap());
+        let x = agreed("x");
+        assert!(c.complete(vec![Arc::clone(&x)]).is_empty(), "held until y is there");
+        c.recall(&x);
+        assert!(c.is_idle());
+        assert!(c.step(seconds(0), announce(0, vec![of("x")])).is_empty());
+        assert_eq!(ran(&c.complete(vec![agreed("y")])), ["x", "y"]);
+        // What ran before counts as there.
+        c.already_ran([&x].into_iter());
+        assert_eq!(ran(&c.complete(vec![agreed("y")])), ["y"]);
+        assert!(c.is_idle());
+    }
+
+    #[test]
     fn the_joined_are_not_waited_for_until_all_have_joined() {
         let mut c = Coordinator::new(vec![0, 1, 2], NO_LIMITS);
         c.step(seconds(0), announce(0, vec![request("a")]));
@@ -474,7 +536,7 @@ mod tests {
             };
             let mut left: Vec<Vec<String>> = (0..members).map(|_| (0..tensors).map(|t| format!("t{t}")).collect()).collect();
             let mut c = Coordinator::new((0..members).collect(), NO_LIMITS);
-            let mut seen: HashMap<String, usize> = HashMap::new();
+            let mut seen: HashMap<String, usize> = HashMap::default();
             let mut done: Vec<String> = Vec::new();
             while left.iter().any(|l| !l.is_empty()) {
                 let rank = below(members);

@@ -1,12 +1,16 @@
 //! What the process sets of one engine share: the fabric, the clock, the table of sets, and how it all ends.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use corro_core::{Error, Rank, Result};
 use corro_transport::{Fabric, cores};
 
+use crate::autotune::Change;
+use crate::observers::Observers;
 use crate::options::{Level, Options};
 use crate::set::{ProcessSet, WeakSet};
 use crate::submission::GLOBAL;
@@ -15,6 +19,7 @@ pub(crate) struct Core {
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) options: Options,
     pub(crate) may_spin: bool,
+    pub(crate) observers: Observers,
     start: Instant,
     sets: Mutex<Sets>,
     global: OnceLock<WeakSet>,
@@ -42,10 +47,13 @@ impl Core {
         let here = &fabric.cards()[fabric.rank()].locality;
         let local = fabric.cards().iter().filter(|c| c.locality == *here).count();
         let may_spin = fabric.settings().spin.unwrap_or_else(|| cores::may_spin(local));
+        // Rank 0 tunes for all.
+        let tuner = options.tuning.as_ref().filter(|_| fabric.rank() == 0).map(|tuning| tuning.tuner(&fabric));
         Arc::new(Self {
             fabric,
             options,
             may_spin,
+            observers: Observers::new(tuner),
             start: Instant::now(),
             sets: Mutex::default(),
             global: OnceLock::new(),
@@ -160,6 +168,36 @@ impl Core {
     pub(crate) fn take_sets(&self) -> Vec<Arc<ProcessSet>> {
         let known = std::mem::take(&mut lock(&self.sets).known);
         known.into_values().rev().filter_map(|k| k.set).collect()
+    }
+
+    /// Writes down what the tuner has found.
+    pub(crate) fn log_tuning(&self, change: &Change) {
+        self.inform(&change.reason);
+        let Some(path) = self.options.tuning.as_ref().and_then(|t| t.log.as_ref()) else { return };
+        let written = OpenOptions::new().append(true).open(path).and_then(|mut f| f.write_all(change.rows.as_bytes()));
+        if let Err(error) = written {
+            self.warn(&format!("the autotuner's log {} can't be written: {error}", path.display()));
+        }
+    }
+
+    /// Starts what watches from the beginning: timeline, trace, the tuner's log.
+    pub(crate) fn start_observers(&self) {
+        let (rank, watch) = (self.fabric.rank(), &self.options.watching);
+        let mut results = Vec::new();
+        if let Some(path) = watch.timeline.as_ref().filter(|_| rank == 0) {
+            results.push(self.observers.start_timeline(path, watch.cap, watch.mark_cycles, self.now()));
+        }
+        if let Some(path) = &watch.trace {
+            results.push(self.observers.start_trace(path, rank, &self.fabric.cards()[rank].host, watch.cap));
+        }
+        if let Some(path) = self.options.tuning.as_ref().filter(|_| rank == 0).and_then(|t| t.log.as_ref()) {
+            let started = std::fs::write(path, crate::autotune::LOG_HEADER);
+            results.push(started.map_err(|e| Error::io(format!("starting the autotuner's log {}", path.display()), e)));
+        }
+        for error in results.into_iter().filter_map(Result::err) {
+            // Training goes on without being watched.
+            self.options.log.line(Level::Error, rank, &error.to_string());
+        }
     }
 
     pub(crate) fn warn(&self, text: &str) {

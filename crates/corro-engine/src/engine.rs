@@ -7,10 +7,11 @@ use corro_core::{Error, Rank, Result};
 use corro_transport::{Fabric, Settings};
 
 use crate::core::{Core, duplicate};
+use crate::metrics::Snapshot;
 use crate::node::Gear;
 use crate::options::Options;
 use crate::request::Kind;
-use crate::set::{group_number, set_request};
+use crate::set::{ProcessSet, group_number, set_request};
 use crate::submission::{GLOBAL, Submission};
 use crate::ticket::{Outcome, Ticket};
 
@@ -47,6 +48,7 @@ pub struct Engine(Arc<Handle>);
 
 struct Handle {
     core: Arc<Core>,
+    global: Arc<ProcessSet>,
     place: Place,
 }
 
@@ -73,8 +75,13 @@ impl Engine {
         let place = Place::of(&fabric);
         let all: Vec<Rank> = (0..fabric.size()).collect();
         let core = Core::new(fabric, options);
+        core.start_observers();
         core.add_set(&all)?;
-        Ok(Self(Arc::new(Handle { core, place })))
+        let global = core.set(GLOBAL)?;
+        if core.options.watching.trace.is_some() {
+            global.align_clocks()?;
+        }
+        Ok(Self(Arc::new(Handle { core, global, place })))
     }
 
     /// This process's rank.
@@ -114,39 +121,45 @@ impl Engine {
 
     /// Submits a tensor. All members of the process set must submit one of the same name, in whatever order.
     pub fn submit(&self, submission: Submission) -> Result<Ticket> {
-        let set = self.0.core.set(submission.set)?;
-        set.submit(vec![submission], None, false)?.pop().ok_or_else(|| Error::Bug("a submission without a ticket".into()))
+        let set = self.set(submission.set)?;
+        let promise = set.submit(submission, false)?;
+        Ok(Ticket { promise, set })
     }
 
     /// Submits several tensors that complete together; if one of them is refused, none is submitted.
     pub fn submit_group(&self, submissions: Vec<Submission>) -> Result<Vec<Ticket>> {
         let Some(first) = submissions.first() else { return Ok(vec![]) };
-        let set = self.0.core.set(first.set)?;
+        let set = self.set(first.set)?;
         if submissions.iter().any(|s| s.set != first.set) {
             return Err(Error::Usage("a group of tensors must be of one process set".into()));
         }
         let mut names: Vec<&str> = submissions.iter().map(|s| s.name.as_str()).collect();
-        let group = (group_number(names.iter().copied()), names.len());
+        let number = group_number(names.iter().copied());
         names.sort_unstable();
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Error::Usage(format!("a group has two tensors with the same name: {}", twice[0])));
         }
-        set.submit(submissions, Some(group), false)
+        let promises = set.submit_group(submissions, number)?;
+        Ok(promises.into_iter().map(|promise| Ticket { promise, set: Arc::clone(&set) }).collect())
     }
 
     /// Submits a tensor and waits for it: faster than one after the other, since nobody else needs to be woken.
     pub fn run(&self, submission: Submission) -> Result<Outcome> {
-        let set = self.0.core.set(submission.set)?;
-        let tickets = set.submit(vec![submission], None, true)?;
-        let [ticket] = tickets.as_slice() else { return Err(Error::Bug("a submission without a ticket".into())) };
-        set.drive(&ticket.promise);
-        ticket.promise.take()
+        if submission.set == GLOBAL {
+            return run(&self.0.global, submission);
+        }
+        run(&*self.set(submission.set)?, submission)
+    }
+
+    fn set(&self, id: u32) -> Result<Arc<ProcessSet>> {
+        if id == GLOBAL { Ok(Arc::clone(&self.0.global)) } else { self.0.core.set(id) }
     }
 
     /// This rank has no more data: it takes part in the others' allreduces with zeros until all have joined. The
     /// outcome says who came last.
     pub fn join(&self) -> Result<Ticket> {
-        self.0.core.set(GLOBAL)?.join()
+        let promise = self.0.global.join()?;
+        Ok(Ticket { promise, set: Arc::clone(&self.0.global) })
     }
 
     /// Makes a process set of these ranks. All ranks of the job must call this, in the same order. Gives its number.
@@ -185,6 +198,32 @@ impl Engine {
         self.0.core.all_members()
     }
 
+    /// Starts a timeline in Horovod's format; one that runs is finished first. Only rank 0 writes.
+    pub fn start_timeline(&self, path: &str, mark_cycles: bool) -> Result<()> {
+        let core = &self.0.core;
+        if !core.options.watching.on_request {
+            return Err(Error::Usage(
+                "a timeline can be started only if that was asked for at the start of the job. Set \
+                 HOROVOD_TIMELINE=DYNAMIC, or to a path"
+                    .into(),
+            ));
+        }
+        if self.rank() == 0 {
+            core.observers.start_timeline(path.as_ref(), core.options.watching.cap, mark_cycles, core.now())?;
+        }
+        Ok(())
+    }
+
+    /// Finishes the timeline, if one runs.
+    pub fn stop_timeline(&self) -> Result<()> {
+        self.0.core.observers.stop_timeline()
+    }
+
+    /// What this rank's engine has counted so far.
+    pub fn metrics(&self) -> Snapshot {
+        self.0.core.observers.metrics.snapshot(self.rank())
+    }
+
     /// Ends the job, for all ranks: what waits anywhere fails, and so does whatever comes later.
     pub fn shutdown(&self) {
         self.0.shutdown();
@@ -208,9 +247,19 @@ impl Engine {
 
     /// The last operations of this rank, as text.
     pub fn flight_record(&self) -> String {
-        let record = |id: u32| self.0.core.set(id).ok().map(|set| set.with_recorder(|r| r.dump(self.rank(), self.0.core.now())));
-        self.process_sets().into_iter().filter_map(|(id, _)| Some(format!("process set {id}\n{}", record(id)?))).collect()
+        let record =
+            |id: u32| self.0.core.set(id).ok().map(|set| set.with_recorder(|r| r.dump(self.rank(), self.0.core.now())));
+        self.process_sets()
+            .into_iter()
+            .filter_map(|(id, _)| Some(format!("process set {id}\n{}", record(id)?)))
+            .collect()
     }
+}
+
+fn run(set: &ProcessSet, submission: Submission) -> Result<Outcome> {
+    let promise = set.submit(submission, true)?;
+    set.drive(&promise);
+    promise.take()
 }
 
 impl Handle {
@@ -226,6 +275,9 @@ impl Handle {
             let seconds = SHUTDOWN_TIME.as_secs();
             self.core.warn(&format!("the other ranks did not hear of the shutdown within {seconds} s"));
             global.close(Error::Shutdown("Horovod has been shut down".into()));
+        }
+        if let Err(error) = self.core.observers.stop() {
+            self.core.warn(&error.to_string());
         }
         for set in &sets {
             set.close(Error::Shutdown("Horovod has been shut down".into()));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use corro_collectives::{Group, Reduction};
 use corro_core::shape::share;
 use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
+use smallvec::{SmallVec, smallvec};
 
 use crate::matching::Agreed;
 use crate::request::Kind;
@@ -31,8 +32,8 @@ pub(crate) fn run(
     agreed: &[Arc<Agreed>],
     tensors: &mut [Tensor],
     planned: bool,
-) -> Result<Vec<Outcome>> {
-    let Some(first) = agreed.first() else { return Ok(vec![]) };
+) -> Result<SmallVec<[Outcome; 1]>> {
+    let Some(first) = agreed.first() else { return Ok(SmallVec::new()) };
     match &first.kind {
         Kind::Allreduce { .. } => allreduce(group, agreed, tensors, planned),
         Kind::Allgather => allgather(group, agreed, tensors),
@@ -45,7 +46,7 @@ pub(crate) fn run(
         Kind::Reducescatter { .. } => each(agreed, tensors, |agreed, tensor| reducescatter(group, agreed, tensor)),
         Kind::Barrier => {
             group.barrier()?;
-            Ok(vec![Outcome::default()])
+            Ok(smallvec![Outcome::default()])
         }
         Kind::AddSet { .. } | Kind::RemoveSet { .. } => Err(Error::Bug("process sets are not collectives".into())),
     }
@@ -55,7 +56,7 @@ fn each(
     agreed: &[Arc<Agreed>],
     tensors: &mut [Tensor],
     mut act: impl FnMut(&Agreed, &mut Tensor) -> Result<Outcome>,
-) -> Result<Vec<Outcome>> {
+) -> Result<SmallVec<[Outcome; 1]>> {
     agreed.iter().zip(tensors).map(|(agreed, tensor)| act(agreed, tensor)).collect()
 }
 
@@ -64,7 +65,7 @@ fn allreduce(
     agreed: &[Arc<Agreed>],
     tensors: &mut [Tensor],
     planned: bool,
-) -> Result<Vec<Outcome>> {
+) -> Result<SmallVec<[Outcome; 1]>> {
     let Some((op, pre, post)) = agreed[0].kind.reduction() else { return Err(no_reduction()) };
     let dtype = agreed[0].dtype;
     for (agreed, tensor) in agreed.iter().zip(tensors.iter_mut()) {
@@ -83,13 +84,17 @@ fn allreduce(
         for tensor in tensors.iter_mut() {
             slices.push(tensor.place()?.as_mut_slice());
         }
-        if planned { group.allreduce_withdrawable(&mut slices, &how)? } else { group.allreduce_many(&mut slices, &how)? }
+        if planned {
+            group.allreduce_withdrawable(&mut slices, &how)?
+        } else {
+            group.allreduce_many(&mut slices, &how)?
+        }
     }
     Ok(agreed.iter().zip(tensors).map(|(a, t)| t.outcome(a.shapes[0].clone())).collect())
 }
 
 /// Allgathers all tensors of the batch at once: what each member brings is put in a row.
-fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) -> Result<Vec<Outcome>> {
+fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) -> Result<SmallVec<[Outcome; 1]>> {
     let n = group.size();
     let bytes = |a: &Agreed, member: usize| a.shapes[member].bytes(a.dtype);
     for a in agreed {
@@ -103,7 +108,9 @@ fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) 
     }
     if let ([a], [tensor]) = (agreed, &mut *tensors) {
         let counts = (0..n).map(|m| bytes(a, m)).collect::<Result<Vec<_>>>()?;
-        let Tensor { input: Some(input), output: Output::InPlace(output), .. } = tensor else { return Err(no_memory()) };
+        let Tensor { input: Some(input), output: Output::InPlace(output), .. } = tensor else {
+            return Err(no_memory());
+        };
         group.allgather_bytes(input.as_slice(), &counts, output.as_mut_slice())?;
     } else {
         let mut counts = vec![0; n];
@@ -171,7 +178,11 @@ fn reducescatter(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Res
     let mut mine = shape.clone();
     mine.0[0] = share(rows, group.size(), group.rank()).len();
     tensor.allocate(&mine, agreed.dtype)?;
-    let how = Reduction { prescale: f64::from_bits(pre), postscale: f64::from_bits(post), ..Reduction::new(agreed.dtype, op) };
+    let how = Reduction {
+        prescale: f64::from_bits(pre),
+        postscale: f64::from_bits(post),
+        ..Reduction::new(agreed.dtype, op)
+    };
     let Tensor { input: Some(input), output: Output::InPlace(output), .. } = tensor else { return Err(no_memory()) };
     group.reducescatter_bytes(input.as_slice(), rows, output.as_mut_slice(), &how)?;
     Ok(tensor.outcome(mine))
@@ -194,7 +205,12 @@ impl Tensor {
         if let Some(input) = self.input.take() {
             let place = self.place()?;
             if place.len() != input.len() {
-                return Err(Error::Bug(format!("tensor {} has {} bytes, its result {}", agreed.name, input.len(), place.len())));
+                return Err(Error::Bug(format!(
+                    "tensor {} has {} bytes, its result {}",
+                    agreed.name,
+                    input.len(),
+                    place.len()
+                )));
             }
             place.as_mut_slice().copy_from_slice(input.as_slice());
         }

@@ -1,8 +1,9 @@
 //! A small Gaussian process: what is known about a function from a few noisy samples, and where to look next.
 //!
-//! For tuning a handful of knobs by a few dozen measurements: at most some 6 dimensions and 50 samples, for which a
-//! Cholesky factorisation in plain loops takes microseconds. Inputs are scaled to 0..1 by the caller. Deterministic: the
-//! same samples give the same answer on every rank.
+//! Owns arithmetic only: no clock, no chance, no state between fits. [`crate::autotune`] calls it on rank 0. Made for a
+//! handful of knobs and a few dozen measurements: at most some 6 dimensions and 50 samples, for which a Cholesky
+//! factorisation in plain loops takes microseconds. Inputs are scaled to 0..1 by the caller. Deterministic: the same
+//! samples give the same answer.
 
 /// One measurement.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,19 +24,25 @@ pub struct GaussianProcess {
     weights: Vec<f64>,
     mean: f64,
     spread: f64,
+    /// How far, in scaled units, a measurement tells about its surroundings.
+    length: f64,
+    /// The best expected score at any place that was measured.
+    best: f64,
 }
 
-/// How far, in scaled units, a measurement tells about its surroundings.
-const LENGTH: f64 = 0.25;
+/// The lengths that are tried, and the parts of the noise that was given; the pair that makes the samples most likely is
+/// taken.
+const LENGTHS: [f64; 5] = [0.15, 0.25, 0.4, 0.7, 1.2];
+const NOISES: [f64; 3] = [1.0, 0.25, 0.05];
 
-fn kernel(a: &[f64], b: &[f64]) -> f64 {
+fn kernel(a: &[f64], b: &[f64], length: f64) -> f64 {
     let squared: f64 = a.iter().zip(b).map(|(x, y)| (x - y).powi(2)).sum();
-    (-squared / (2.0 * LENGTH * LENGTH)).exp()
+    (-squared / (2.0 * length * length)).exp()
 }
 
 impl GaussianProcess {
     /// Learns from `samples` (at least one); `noise` is the variance of a measurement relative to the scores' own, in
-    /// 0..1. `None` if the numbers make no sense (not finite, no samples).
+    /// 0..1, at most: less is believed if the samples are that smooth. `None` if the numbers make no sense (not finite, no samples).
     pub fn fit(samples: Vec<Sample>, noise: f64) -> Option<Self> {
         let n = samples.len();
         let finite = samples.iter().all(|s| s.score.is_finite() && s.at.iter().all(|x| x.is_finite()));
@@ -47,57 +54,63 @@ impl GaussianProcess {
         let spread = if variance > 0.0 { variance.sqrt() } else { 1.0 };
         // Never quite zero: two measurements at one place would make the matrix singular.
         let noise = noise.max(1e-6);
-        let mut factor = vec![vec![0.0; n]; n];
-        for i in 0..n {
-            for j in 0..=i {
-                let above: f64 = (0..j).map(|k| factor[i][k] * factor[j][k]).sum();
-                let value = kernel(&samples[i].at, &samples[j].at) + if i == j { noise } else { 0.0 } - above;
-                factor[i][j] = if i == j { value.max(1e-12).sqrt() } else { value / factor[j][j] };
-            }
-        }
         let scaled: Vec<f64> = samples.iter().map(|s| (s.score - mean) / spread).collect();
-        let weights = solve_upper(&factor, &solve_lower(&factor, &scaled));
-        Some(Self { samples, factor, weights, mean, spread })
+        let models = LENGTHS.iter().flat_map(|length| NOISES.iter().map(move |part| (*length, noise * part)));
+        let mut fits = models.map(|(length, noise)| {
+            let factor = factor(&samples, length, noise);
+            let weights = solve_upper(&factor, &solve_lower(&factor, &scaled));
+            // The logarithm of the samples' likelihood, up to a constant.
+            let explained: f64 = scaled.iter().zip(&weights).map(|(y, w)| y * w).sum();
+            let volume: f64 = (0..n).map(|i| factor[i][i].ln()).sum();
+            (-explained / 2.0 - volume, length, factor, weights)
+        });
+        let first = fits.next()?;
+        let (_, length, factor, weights) = fits.fold(first, |a, b| if b.0 > a.0 { b } else { a });
+        let mut fit = Self { samples, factor, weights, mean, spread, length, best: f64::MIN };
+        // Not the best score: that of a noisy function is the luckiest, and nothing would seem to beat it.
+        fit.best = fit.samples.iter().map(|s| fit.predict(&s.at).0).fold(f64::MIN, f64::max);
+        Some(fit)
     }
 
     /// The expected score at a place, and its standard deviation.
     pub fn predict(&self, at: &[f64]) -> (f64, f64) {
-        let near: Vec<f64> = self.samples.iter().map(|s| kernel(&s.at, at)).collect();
+        let near: Vec<f64> = self.samples.iter().map(|s| kernel(&s.at, at, self.length)).collect();
         let expected: f64 = near.iter().zip(&self.weights).map(|(k, w)| k * w).sum();
         let known: f64 = solve_lower(&self.factor, &near).iter().map(|v| v * v).sum();
         let deviation = (1.0 - known).max(0.0).sqrt();
         (self.mean + self.spread * expected, self.spread * deviation)
     }
 
-    /// How much better than the best so far a measurement at this place is expected to be.
+    /// How much better than the best place so far a measurement at this one is expected to be.
     pub fn expected_improvement(&self, at: &[f64]) -> f64 {
-        let best = self.samples.iter().map(|s| s.score).fold(f64::MIN, f64::max);
         let (expected, deviation) = self.predict(at);
+        let gain = expected - self.best;
         if deviation < 1e-12 * self.spread {
-            return (expected - best).max(0.0);
+            return gain.max(0.0);
         }
-        let z = (expected - best) / deviation;
-        (expected - best) * normal_below(z) + deviation * normal_density(z)
+        let z = gain / deviation;
+        gain * normal_below(z) + deviation * normal_density(z)
     }
 
-    /// Of the places on a grid with `steps` + 1 points a side, the one where looking is expected to help most.
-    pub fn next(&self, dimensions: usize, steps: usize) -> Vec<f64> {
-        let side = steps.max(1) + 1;
-        let place = |mut index: usize| -> Vec<f64> {
-            (0..dimensions)
-                .map(|_| {
-                    let coordinate = (index % side) as f64 / (side - 1) as f64;
-                    index /= side;
-                    coordinate
-                })
-                .collect()
-        };
-        let count = side.pow(dimensions as u32);
-        let gain = |i: &usize| self.expected_improvement(&place(*i));
-        // The first of equals, so that all ranks choose alike.
-        let best = (0..count).map(|i| (i, gain(&i))).fold((0, f64::MIN), |a, b| if b.1 > a.1 { b } else { a });
-        place(best.0)
+    /// Which of these places is expected to improve most: the first of equals. `None` if there are none.
+    pub fn most_promising<'a>(&self, places: impl IntoIterator<Item = &'a [f64]>) -> Option<usize> {
+        let gains = places.into_iter().map(|at| self.expected_improvement(at)).enumerate();
+        gains.reduce(|a, b| if b.1 > a.1 { b } else { a }).map(|(place, _)| place)
     }
+}
+
+/// The lower triangle L with L Lᵀ = K + noise.
+fn factor(samples: &[Sample], length: f64, noise: f64) -> Vec<Vec<f64>> {
+    let n = samples.len();
+    let mut factor = vec![vec![0.0; n]; n];
+    for i in 0..n {
+        for j in 0..=i {
+            let above: f64 = (0..j).map(|k| factor[i][k] * factor[j][k]).sum();
+            let value = kernel(&samples[i].at, &samples[j].at, length) + if i == j { noise } else { 0.0 } - above;
+            factor[i][j] = if i == j { value.max(1e-12).sqrt() } else { value / factor[j][j] };
+        }
+    }
+    factor
 }
 
 /// Solves L x = b.
@@ -167,9 +180,11 @@ mod tests {
             .into_iter()
             .map(|at| Sample { score: hill(&at), at: at.to_vec() })
             .collect();
+        let grid: Vec<[f64; 2]> = (0..441).map(|i| [f64::from(i % 21) / 20.0, f64::from(i / 21) / 20.0]).collect();
         for _ in 0..17 {
-            let at = GaussianProcess::fit(samples.clone(), 0.01).unwrap().next(2, 20);
-            samples.push(Sample { score: hill(&at), at });
+            let gp = GaussianProcess::fit(samples.clone(), 0.01).unwrap();
+            let at = grid[gp.most_promising(grid.iter().map(<[f64; 2]>::as_slice)).unwrap()];
+            samples.push(Sample { score: hill(&at), at: at.to_vec() });
         }
         let best = samples.iter().map(|s| s.score).fold(f64::MIN, f64::max);
         assert!(best > 9.8, "{best}");

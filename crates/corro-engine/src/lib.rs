@@ -15,24 +15,31 @@
 
 #![forbid(unsafe_code)]
 
+pub mod autotune;
 pub mod cache;
+pub mod clock;
 pub mod coordinator;
 mod core;
 mod engine;
 mod executor;
 pub mod fusion;
 pub mod gaussian;
+mod hash;
 pub mod matching;
 pub mod message;
+pub mod metrics;
 pub mod node;
+mod observers;
 mod options;
 pub mod plan;
 pub mod recorder;
 pub mod request;
 mod set;
+pub mod simulator;
 mod submission;
 mod ticket;
 pub mod timeline;
+pub mod trace;
 pub mod tree;
 mod wires;
 
@@ -41,7 +48,7 @@ pub use engine::Engine;
 pub use fusion::Batch;
 pub use matching::{Agreed, match_requests};
 pub use node::Gear;
-pub use options::{Level, Log, Options, Sink};
+pub use options::{Level, Log, Options, Sink, Tuning, Watching};
 pub use request::{Device, Kind, Request};
 pub use submission::{GLOBAL, Output, Submission};
 pub use ticket::{Outcome, Ticket};

@@ -3,6 +3,7 @@
 //! Pure: requests in, a verdict out. The fragments that scripts match on are Horovod's ("Mismatched data types", ...); what
 //! follows them says which ranks ask for what, the smaller party first, since it is more likely the one to be fixed.
 
+use std::borrow::Borrow;
 use std::fmt::Write as _;
 
 use corro_core::{DType, Error, Rank, Result, Shape};
@@ -31,10 +32,12 @@ pub struct Agreed {
 
 /// Compares the requests of all ranks, each with the rank it came from, for one name. `joined` are the ranks that have
 /// run out of data and stand aside.
-pub fn match_requests(requests: &[(Rank, Request)], joined: &[Rank]) -> Result<Agreed> {
+pub fn match_requests<R: Borrow<Request>>(requests: &[(Rank, R)], joined: &[Rank]) -> Result<Agreed> {
+    let requests: Vec<(Rank, &Request)> = requests.iter().map(|(rank, r)| (*rank, r.borrow())).collect();
     let Some((_, first)) = requests.first() else { return Err(Error::Bug("a match of no requests".into())) };
-    let alike = requests.iter().all(|(_, r)| r == first);
-    let check = Check { requests: if alike { &[] } else { requests }, name: &first.name };
+    // Requests may be one and the same, which is quickly seen.
+    let alike = requests.iter().all(|(_, r)| std::ptr::eq(*r, *first) || r == first);
+    let check = Check { requests: if alike { &[] } else { &requests }, name: &first.name };
     check.equal("Mismatched operations", |r| r.kind.name().to_owned())?;
     check.equal("Mismatched data types", |r| r.dtype.name().to_owned())?;
     let kind = first.kind.name();
@@ -75,11 +78,11 @@ pub fn match_requests(requests: &[(Rank, Request)], joined: &[Rank]) -> Result<A
     check.equal("Mismatched groups", |r| {
         r.group.map_or("no group".into(), |(_, n)| format!("a group of {n} tensors"))
     })?;
-    Ok(agreed(requests))
+    Ok(agreed(&requests))
 }
 
-fn agreed(requests: &[(Rank, Request)]) -> Agreed {
-    let first = &requests[0].1;
+fn agreed(requests: &[(Rank, &Request)]) -> Agreed {
+    let first = requests[0].1;
     let shapes = if first.kind.has_free_rows() {
         requests.iter().map(|(_, r)| r.shape.clone()).collect()
     } else {
@@ -105,7 +108,7 @@ fn comparable(kind: &Kind, shape: &Shape) -> String {
 }
 
 struct Check<'a> {
-    requests: &'a [(Rank, Request)],
+    requests: &'a [(Rank, &'a Request)],
     name: &'a str,
 }
 

@@ -3,6 +3,8 @@
 //! Members of a process set form a tree (see [`crate::tree`]). News goes up it to the root, which coordinates; the root's
 //! [`Decision`]s come down it, to every member, in one order. That order is the log that all members follow alike.
 
+use std::time::Duration;
+
 use corro_core::{Error, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +22,7 @@ pub type Slot = u64;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Up {
     /// These members have submitted these tensors; in full.
-    Announce(Vec<(Rank, Request)>),
+    Announce(Vec<Announcement>),
     /// Every member at or below the sender has submitted these tensors.
     Bits {
         /// Stale ones are ignored: their senders say it again.
@@ -28,7 +30,9 @@ pub enum Up {
         /// Which.
         slots: Vec<SlotRange>,
     },
-    /// This member has run out of data.
+    /// Somebody has waited long for these, said by number: all are to say them in full, so that the root sees who has not.
+    Overdue(Vec<SlotRange>),
+    /// This member has run out of data, and all it had submitted has run.
     Join(Rank),
     /// This member can't follow the plan any more.
     Leave {
@@ -58,6 +62,17 @@ pub enum Up {
     Failed(Error),
     /// Everyone at or below the sender knows that the job is over; nothing more will come.
     Bye,
+}
+
+/// A tensor that a member has submitted, in full.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announcement {
+    /// Who.
+    pub rank: Rank,
+    /// What.
+    pub request: Request,
+    /// How long ago, when it was said.
+    pub waited: Duration,
 }
 
 /// Consecutive slots.

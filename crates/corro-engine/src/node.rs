@@ -13,23 +13,25 @@
 //! log, which all members see in one order. Numbers said in one era are not counted in another; who said them says them
 //! again.
 
-use std::collections::HashMap;
+mod member;
+mod root;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use corro_core::{Error, Rank};
 
-use crate::cache::{Cache, Cached};
-use crate::coordinator::{Coordinator, Input, Output, StallLimits, StallReport, Time};
+use crate::cache::Cache;
+use crate::coordinator::{StallLimits, StallReport, Time};
 use crate::fusion;
+use crate::hash::{HashMap, HashSet};
 use crate::matching::Agreed;
-use crate::message::{Decision, Item, Slot, Up, ranges, slots};
-use crate::plan::{Following, Learner, is_plannable};
+use crate::message::{Decision, Slot, Up, ranges, slots};
+use crate::plan::Following;
 use crate::request::Request;
 use crate::tree::Neighbours;
 
-/// How long missing ranks may take to tell what they are doing.
-const ANSWER_TIME: Duration = Duration::from_secs(1);
+use self::root::Root;
 
 /// How long a member that saw something fail waits for the root's word on what failed first.
 const VERDICT_TIME: Duration = Duration::from_millis(500);
@@ -118,23 +120,13 @@ struct Waiting {
     since: Time,
 }
 
-/// What the root keeps beside what every member keeps.
-#[derive(Debug)]
-struct Root {
-    coordinator: Coordinator,
-    learner: Learner,
-    next_slot: Slot,
-    /// When each slot last ran, counted in lists.
-    used: HashMap<Slot, u64>,
-    lists: u64,
-    /// Complete by numbers, and not yet decided on.
-    complete: Vec<Slot>,
-    /// Decided on, and not yet told.
-    to_run: Vec<Arc<Agreed>>,
-    /// Whether the plan is being left, and if so whether members had waited in vain.
-    halting: Option<bool>,
-    /// A stall that missing ranks were asked about, and until when they may answer.
-    asking: Option<(StallReport, Time)>,
+/// Whether this member has run out of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Joining {
+    No,
+    /// It has, and says so once all it has submitted has run: nobody may decide without it on what it has said.
+    Wanted,
+    Said,
 }
 
 /// Who has stopped following the plan.
@@ -149,11 +141,12 @@ struct Halting {
 #[derive(Debug)]
 pub struct Node {
     rank: Rank,
-    members: Vec<Rank>,
     neighbours: Neighbours,
     rules: Rules,
     /// The time of the input at hand.
     now: Time,
+    /// Requests found in the cache, and not found.
+    lookups: (u64, u64),
     root: Option<Box<Root>>,
     era: u32,
     gear: Gear,
@@ -171,12 +164,16 @@ pub struct Node {
     moved: Time,
     /// Whether an entry of the plan has begun and not finished.
     in_entry: bool,
+    joining: Joining,
+    /// Submitted while this member stands aside; told once all have joined.
+    aside: Vec<Request>,
+    /// Slots of which the root was told that somebody has waited long for them.
+    overdue: HashSet<Slot>,
     over: Option<Error>,
     /// What failed as this member sees it, and until when it waits for the root's word.
     suspicion: Option<(Error, Time)>,
     byes: usize,
     said_bye: bool,
-    announcements: Vec<(Rank, Request)>,
     bits: Vec<Slot>,
     up: Vec<Up>,
     down: Vec<Decision>,
@@ -186,31 +183,19 @@ pub struct Node {
 impl Node {
     /// The node of `rank`, one of `members` (ascending), with these neighbours.
     pub fn new(rank: Rank, members: Vec<Rank>, neighbours: Neighbours, rules: Rules) -> Self {
-        let root = neighbours.parent.is_none().then(|| {
-            Box::new(Root {
-                coordinator: Coordinator::new(members.clone(), rules.stalls),
-                learner: Learner::default(),
-                next_slot: 0,
-                used: HashMap::new(),
-                lists: 0,
-                complete: Vec::new(),
-                to_run: Vec::new(),
-                halting: None,
-                asking: None,
-            })
-        });
+        let root = neighbours.parent.is_none().then(|| Box::new(Root::new(members, rules.stalls)));
         Self {
             rank,
-            members,
             neighbours,
             rules,
             now: Time::ZERO,
+            lookups: (0, 0),
             root,
             era: 0,
             gear: Gear::Announce,
             cache: Cache::default(),
-            waiting: HashMap::new(),
-            counts: HashMap::new(),
+            waiting: HashMap::default(),
+            counts: HashMap::default(),
             following: None,
             halting: None,
             left_because: String::new(),
@@ -218,11 +203,13 @@ impl Node {
             patience: PATIENCE,
             moved: Time::ZERO,
             in_entry: false,
+            joining: Joining::No,
+            aside: Vec::new(),
+            overdue: HashSet::default(),
             over: None,
             suspicion: None,
             byes: 0,
             said_bye: false,
-            announcements: Vec::new(),
             bits: Vec::new(),
             up: Vec::new(),
             down: Vec::new(),
@@ -250,14 +237,20 @@ impl Node {
         self.said_bye
     }
 
+    /// The tensors known by number, which are the same on all members that have seen the same decisions.
+    pub fn known(&self) -> Vec<(Slot, &str)> {
+        let mut slots: Vec<Slot> = self.cache.slots().collect();
+        slots.sort_unstable();
+        slots.into_iter().filter_map(|s| Some((s, self.cache.get(s)?.request.name.as_str()))).collect()
+    }
+
     /// Roughly how many bytes this node keeps.
     pub fn memory(&self) -> usize {
         let name = |len: usize| len + 200;
         let waiting: usize = self.waiting.keys().map(|n| name(n.len())).sum();
         let cached = self.cache.len() * 500 + self.counts.len() * 16;
-        let root =
-            self.root.as_ref().map_or(0, |r| r.coordinator.waiting() * self.members.len() * size_of::<Request>());
-        size_of::<Self>() + self.members.len() * size_of::<Rank>() + waiting + cached + root
+        let root = self.root.as_ref().map_or(0, |r| r.memory());
+        size_of::<Self>() + waiting + cached + root
     }
 
     /// This member's program submits a tensor.
@@ -266,6 +259,9 @@ impl Node {
         if self.over.is_some() {
             return;
         }
+        if self.joining != Joining::No {
+            return self.aside.push(request);
+        }
         if let Some(following) = &mut self.following {
             if let Some(cached) = self.cache.find(&request) {
                 let waited = following.has_ready() || self.in_entry;
@@ -273,6 +269,7 @@ impl Node {
                     if !waited {
                         self.moved = now;
                     }
+                    self.lookups.0 += 1;
                     return;
                 }
             }
@@ -284,22 +281,26 @@ impl Node {
             };
             self.ask_to_leave(why, false);
         }
-        self.tell(request);
+        let known = self.cache.find(&request).is_some();
+        self.lookups = (self.lookups.0 + u64::from(known), self.lookups.1 + u64::from(!known));
+        self.tell(request, now);
     }
 
-    /// This member's program has run out of data.
+    /// This member's program has run out of data. What it submits from here on waits until all have joined.
     pub fn join(&mut self, now: Time) {
         self.now = now;
-        if self.following.is_some() {
-            self.ask_to_leave(format!("rank {} has joined", self.rank), false);
+        if self.over.is_none() && self.joining == Joining::No {
+            self.joining = Joining::Wanted;
+            if self.following.is_some() {
+                self.ask_to_leave("it has joined".into(), false);
+            }
         }
-        self.heard_join(self.rank);
     }
 
     /// This member ends the job for all.
     pub fn shut_down(&mut self) {
         if self.over.is_none() {
-            self.to_root(Up::Shutdown(self.rank));
+            self.tell_root(Up::Shutdown(self.rank));
         }
     }
 
@@ -312,20 +313,18 @@ impl Node {
         if self.root.is_none() {
             self.suspicion = Some((error.clone(), now + VERDICT_TIME));
         }
-        self.to_root(Up::Failed(error));
+        self.tell_root(Up::Failed(error));
     }
 
-    /// The connection to a neighbour has broken.
+    /// The connection to a neighbour has broken. (Whoever has said goodbye may go: that is no loss.)
     pub fn lost(&mut self, now: Time, member: usize, error: Error) {
         self.now = now;
-        if self.over.is_some() {
-            // Whoever goes after the end has said all it had to say.
-            self.count_bye();
-        } else if self.neighbours.parent == Some(member) {
-            self.decide(Decision::Failed(error));
-        } else {
-            self.fail(now, error);
+        if self.neighbours.parent == Some(member) {
+            return self.decide(Decision::Failed(error));
         }
+        // It won't say goodbye any more.
+        self.count_bye();
+        self.fail(now, error);
     }
 
     /// Ends this node without a word to the others: they learn it another way.
@@ -335,7 +334,7 @@ impl Node {
 
     /// What this member is doing, since it was asked.
     pub fn answer(&mut self, doing: String) {
-        self.to_root(Up::Doing(self.rank, doing));
+        self.tell_root(Up::Doing(self.rank, doing));
     }
 
     /// Changes how much may run as one, for all members. Only the root can.
@@ -345,9 +344,22 @@ impl Node {
         }
     }
 
+    /// From now on plans may be made. Only the root needs to know.
+    pub fn allow_plans(&mut self) {
+        self.rules.plans = true;
+    }
+
+    /// How many requests were found in the cache since the last call, and how many were not.
+    pub fn take_lookups(&mut self) -> (u64, u64) {
+        std::mem::take(&mut self.lookups)
+    }
+
     /// Begins the next entry of the plan, if there is one and its tensors are there.
     pub fn begin(&mut self, now: Time) -> Option<Vec<Arc<Agreed>>> {
         self.now = now;
+        if !self.can_begin() {
+            return None;
+        }
         let tensors = self.following.as_mut()?.begin()?;
         self.in_entry = true;
         self.moved = now;
@@ -356,7 +368,8 @@ impl Node {
 
     /// Whether [`Node::begin`] would give something.
     pub fn can_begin(&self) -> bool {
-        self.following.as_ref().is_some_and(Following::can_begin)
+        // Lists that were told before the plan come before it.
+        self.actions.is_empty() && self.following.as_ref().is_some_and(Following::can_begin)
     }
 
     /// The entry begun last has finished (or was withdrawn, or failed).
@@ -375,12 +388,6 @@ impl Node {
         match message {
             Up::Bye => self.count_bye(),
             _ if self.over.is_some() => {}
-            Up::Announce(requests) if self.root.is_some() => {
-                for (rank, request) in requests {
-                    self.announced(rank, request);
-                }
-            }
-            Up::Announce(requests) => self.announcements.extend(requests),
             Up::Bits { era, slots: said } => {
                 if era == self.era && self.following.is_none() {
                     for slot in slots(&said, self.rules.cache_capacity.saturating_mul(2)) {
@@ -388,7 +395,10 @@ impl Node {
                     }
                 }
             }
-            Up::Join(rank) => self.heard_join(rank),
+            Up::Overdue(said) => {
+                let said = slots(&said, self.rules.cache_capacity.saturating_mul(2)).collect();
+                self.heard_overdue(said);
+            }
             Up::Halted { era, fewest, most } => {
                 if era == self.era {
                     self.count_halted(fewest, most);
@@ -400,7 +410,7 @@ impl Node {
                     self.heard_leave(rank, why, futile);
                 }
             }
-            other => self.to_root(other),
+            other => self.tell_root(other),
         }
     }
 
@@ -425,19 +435,13 @@ impl Node {
         if let Some((error, _)) = self.suspicion.take_if(|(_, until)| now >= *until) {
             return self.decide(Decision::Failed(error));
         }
-        if let Some(following) = &self.following
-            && !following.is_halted()
-            && (following.has_ready() || self.in_entry)
-            && now >= self.moved + self.patience
-        {
+        if self.leave_at().is_some_and(|at| now >= at) {
             let waited = now.saturating_sub(self.moved).as_secs_f64();
-            self.ask_to_leave(format!("rank {} waited {waited:.1} s for the others", self.rank), true);
+            self.ask_to_leave(format!("it waited {waited:.1} s for the others"), true);
         }
-        self.reveal_overdue();
-        let Some(root) = &mut self.root else { return };
-        let outputs = root.coordinator.step(now, Input::Tick);
-        self.follow(outputs);
-        self.report_stall();
+        let late = self.overdue_at().filter(|(_, at)| now >= *at).map(|(slot, _)| slot).collect();
+        self.heard_overdue(late);
+        self.tick_root();
     }
 
     /// When to tick, if nothing happens before.
@@ -446,26 +450,51 @@ impl Node {
             return None;
         }
         let verdict = self.suspicion.as_ref().map(|(_, until)| *until);
-        let plan = self.following.as_ref().filter(|f| !f.is_halted() && (f.has_ready() || self.in_entry));
-        let patience = plan.filter(|_| !self.asked_to_leave).map(|_| self.moved + self.patience);
-        let overdue = self.reveal_after().and_then(|after| {
-            let by_number = self.waiting.values().filter(|w| w.said != Said::InFull);
-            by_number.map(|w| w.since + after).min()
-        });
-        let root = self.root.as_ref();
-        let stall = root.and_then(|r| r.coordinator.next_look());
-        let answers = root.and_then(|r| r.asking.as_ref().map(|(_, until)| *until));
-        [verdict, patience, overdue, stall, answers].into_iter().flatten().min()
+        let overdue = self.overdue_at().map(|(_, at)| at).min();
+        let root = self.root.as_ref().and_then(|r| r.next_tick());
+        [verdict, self.leave_at(), overdue, root].into_iter().flatten().min()
+    }
+
+    /// Whether it is time to say that this member has run out of data.
+    fn may_join(&self) -> bool {
+        self.joining == Joining::Wanted && self.following.is_none() && self.waiting.is_empty() && self.over.is_none()
+    }
+
+    /// When this member will have waited in the plan for too long.
+    fn leave_at(&self) -> Option<Time> {
+        let following = self.following.as_ref().filter(|f| !f.is_halted() && !self.asked_to_leave)?;
+        let waits = following.has_ready() || self.in_entry;
+        // A stall must be known early enough to be told in time.
+        let patience = self.reveal_after().map_or(self.patience, |after| after.min(self.patience));
+        waits.then(|| self.moved + patience)
+    }
+
+    /// Numbers of which the root will have to be told that this member waits for them, and when.
+    fn overdue_at(&self) -> impl Iterator<Item = (Slot, Time)> {
+        let after = self.reveal_after().filter(|_| self.following.is_none());
+        after.into_iter().flat_map(move |after| {
+            self.waiting.values().filter_map(move |w| match w.said {
+                Said::ByNumber(slot) if !self.overdue.contains(&slot) => Some((slot, w.since + after)),
+                _ => None,
+            })
+        })
+    }
+
+    /// Long after a request was said by number, it is said in full: then the root knows who has it and who has not.
+    fn reveal_after(&self) -> Option<Duration> {
+        self.rules.stalls.first().map(|d| d / 2)
     }
 
     /// What is to be sent: to the parent, and to every child.
     pub fn flush(&mut self, now: Time) -> (Vec<Up>, Vec<Decision>) {
         self.now = now;
         self.run_complete();
-        self.report_stall();
-        if !self.announcements.is_empty() {
-            self.up.push(Up::Announce(std::mem::take(&mut self.announcements)));
+        if self.may_join() {
+            self.joining = Joining::Said;
+            self.tell_root(Up::Join(self.rank));
+            self.run_complete();
         }
+        self.report_stall();
         if !self.bits.is_empty() {
             let slots = ranges(std::mem::take(&mut self.bits));
             self.up.push(Up::Bits { era: self.era, slots });
@@ -475,480 +504,311 @@ impl Node {
 
     /// Whether [`Node::flush`] or [`Node::take_actions`] would give something.
     pub fn has_news(&self) -> bool {
-        let said = !(self.up.is_empty() && self.down.is_empty() && self.announcements.is_empty() && self.bits.is_empty());
-        let root = self.root.as_ref().is_some_and(|r| !(r.complete.is_empty() && r.to_run.is_empty()));
-        said || root || !self.actions.is_empty()
+        let said = !(self.up.is_empty() && self.down.is_empty() && self.bits.is_empty());
+        said || self.root.as_ref().is_some_and(|r| r.has_news()) || self.may_join() || !self.actions.is_empty()
     }
 
     /// What is to be done, in order.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
+}
 
-    // What members say.
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
 
-    /// Tells the others about a request, in the shortest way.
-    fn tell(&mut self, request: Request) {
-        let name = request.name.clone();
-        let slot = self.cache.find(&request).map(|cached| cached.slot);
-        let said = slot.map_or(Said::InFull, Said::ByNumber);
-        let waiting = Waiting { request: request.clone(), said, since: self.now };
-        self.waiting.insert(name, waiting);
-        match slot {
-            // Said again when the plan is left.
-            Some(_) if self.following.is_some() => {}
-            Some(slot) => self.count(slot),
-            None => self.announce(request),
-        }
+    use super::*;
+    use crate::simulator::allreduce;
+    use crate::tree::neighbours;
+
+    /// Ranks whose messages arrive at once; what they were told to do; how many messages that took.
+    struct Ranks {
+        nodes: Vec<Node>,
+        actions: Vec<Vec<Action>>,
+        messages: usize,
+        now: Time,
     }
 
-    fn announce(&mut self, request: Request) {
-        if self.root.is_some() {
-            self.announced(self.rank, request);
-        } else {
-            self.announcements.push((self.rank, request));
+    impl Ranks {
+        fn new(count: usize, rules: Rules) -> Self {
+            let hosts = [(0..count).collect()];
+            let node = |rank| Node::new(rank, (0..count).collect(), neighbours(&hosts, 2, rank), rules);
+            let nodes = (0..count).map(node).collect();
+            Self { nodes, actions: (0..count).map(|_| Vec::new()).collect(), messages: 0, now: Time::ZERO }
         }
-    }
 
-    /// One more of this member and its children has `slot`.
-    fn count(&mut self, slot: Slot) {
-        if self.cache.get(slot).is_none() {
-            return;
+        fn submit(&mut self, rank: Rank, request: Request) {
+            self.nodes[rank].submit(self.now, request);
+            self.settle();
         }
-        let count = self.counts.entry(slot).or_default();
-        *count += 1;
-        if *count > self.neighbours.children.len() {
-            self.counts.remove(&slot);
-            match &mut self.root {
-                Some(root) => root.complete.push(slot),
-                None => self.bits.push(slot),
-            }
+
+        fn submit_on_all(&mut self, request: &Request) {
+            (0..self.nodes.len()).for_each(|rank| self.submit(rank, request.clone()));
         }
-    }
 
-    fn ask_to_leave(&mut self, why: String, futile: bool) {
-        if !std::mem::replace(&mut self.asked_to_leave, true) {
-            self.heard_leave(self.rank, why, futile);
-        }
-    }
-
-    fn heard_leave(&mut self, rank: Rank, why: String, futile: bool) {
-        match &mut self.root {
-            None => self.up.push(Up::Leave { era: self.era, rank, why, futile }),
-            Some(root) => {
-                if self.following.is_some() && root.halting.is_none() {
-                    root.halting = Some(futile);
-                    self.decide(Decision::Halt { era: self.era, rank, why });
-                }
-            }
-        }
-    }
-
-    fn heard_join(&mut self, rank: Rank) {
-        if self.root.is_none() {
-            return self.up.push(Up::Join(rank));
-        }
-        self.heard_leave(rank, format!("rank {rank} has joined"), false);
-        self.run_complete();
-        // While some stand aside nothing is said by number: nobody would count for them.
-        let all: Vec<Slot> = self.cache.slots().collect();
-        self.forget(all);
-        let Some(root) = &mut self.root else { return };
-        root.learner.disturb();
-        let outputs = root.coordinator.step(self.now, Input::Join { rank });
-        self.follow(outputs);
-    }
-
-    /// Hands something to the root: the parent, or this very node.
-    fn to_root(&mut self, message: Up) {
-        if self.root.is_none() {
-            return self.up.push(message);
-        }
-        match message {
-            Up::Shutdown(rank) => self.decide(Decision::Shutdown(rank)),
-            Up::Failed(error) => self.decide(Decision::Failed(error)),
-            Up::Doing(rank, doing) => {
-                if let Some((report, _)) = self.root.as_mut().and_then(|r| r.asking.as_mut()) {
-                    report.doing.insert(rank, doing);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Long after a request was said by number, says it in full: then the root knows who has it and who has not.
-    fn reveal_overdue(&mut self) {
-        let Some(after) = self.reveal_after() else { return };
-        let now = self.now;
-        let overdue = |w: &Waiting| w.said != Said::InFull && now >= w.since + after;
-        let mut late: Vec<(Time, String)> =
-            self.waiting.iter().filter(|(_, w)| overdue(w)).map(|(n, w)| (w.since, n.clone())).collect();
-        late.sort_unstable();
-        for (_, name) in late {
-            self.say_in_full(&name);
-        }
-    }
-
-    fn reveal_after(&self) -> Option<Duration> {
-        let StallLimits { warn, shutdown } = self.rules.stalls;
-        [warn, shutdown].into_iter().filter(|d| !d.is_zero()).min().map(|d| d / 2)
-    }
-
-    fn say_in_full(&mut self, name: &str) {
-        let Some(waiting) = self.waiting.get_mut(name) else { return };
-        waiting.said = Said::InFull;
-        let request = waiting.request.clone();
-        self.announce(request);
-    }
-
-    // What the root decides.
-
-    fn announced(&mut self, rank: Rank, request: Request) {
-        if self.following.is_some() {
-            let why = format!("rank {rank} submitted {}, which is new", request.name);
-            self.heard_leave(rank, why, false);
-        }
-        // Whoever says in full what has a number has changed it, or has waited for too long: all say it in full.
-        if let Some(cached) = self.cache.named(&request.name) {
-            let slot = cached.slot;
-            self.run_complete();
-            self.forget(vec![slot]);
-        }
-        let Some(root) = &mut self.root else { return };
-        let outputs = root.coordinator.step(self.now, Input::Announce { rank, requests: vec![request] });
-        self.follow(outputs);
-    }
-
-    fn follow(&mut self, outputs: Vec<Output>) {
-        for output in outputs {
-            match output {
-                Output::Run(agreed) => {
-                    if let Some(root) = &mut self.root {
-                        root.to_run.extend(agreed);
+        /// Delivers messages until nobody has anything to say.
+        fn settle(&mut self) {
+            let mut quiet = false;
+            while !std::mem::replace(&mut quiet, true) {
+                for rank in 0..self.nodes.len() {
+                    let (up, down) = self.nodes[rank].flush(self.now);
+                    let actions = self.nodes[rank].take_actions();
+                    if actions.iter().any(|a| matches!(a, Action::Asked)) {
+                        self.nodes[rank].answer("thinking".into());
+                    }
+                    quiet &= up.is_empty() && down.is_empty() && actions.is_empty();
+                    self.actions[rank].extend(actions);
+                    let near = self.nodes[rank].neighbours().clone();
+                    if let Some(parent) = near.parent.filter(|_| !up.is_empty()) {
+                        self.messages += 1;
+                        for message in up {
+                            self.nodes[parent].hear_child(self.now, message);
+                        }
+                    }
+                    for child in near.children.into_iter().filter(|_| !down.is_empty()) {
+                        self.messages += 1;
+                        self.nodes[child].hear_parent(self.now, down.clone());
                     }
                 }
-                Output::Fail { names, error } => self.decide(Decision::Fail { names, error }),
-                Output::AllJoined { last } => {
-                    self.run_complete();
-                    self.decide(Decision::AllJoined { last });
+            }
+        }
+
+        fn pass(&mut self, time: Duration) {
+            self.now += time;
+            for rank in 0..self.nodes.len() {
+                self.nodes[rank].tick(self.now);
+            }
+            self.settle();
+        }
+
+        /// What the ranks were told since the last call: it must be the same for all.
+        fn told(&mut self) -> Vec<String> {
+            let words = |action: Action| match action {
+                Action::Run(agreed) => {
+                    let names: Vec<&str> = agreed.iter().map(|a| a.name.as_str()).collect();
+                    format!("run {}", names.join(" "))
                 }
-                Output::Stalled(report) => {
-                    let missing = report.missing.keys().copied().collect();
-                    if let Some(root) = &mut self.root {
-                        root.asking = Some((report, self.now + ANSWER_TIME));
-                    }
-                    self.decide(Decision::Ask(missing));
-                }
-            }
-        }
-    }
-
-    /// Tells about a stall once the missing ranks have answered, or their time is over.
-    fn report_stall(&mut self) {
-        let now = self.now;
-        let Some(root) = &mut self.root else { return };
-        let told = |(report, until): &mut (StallReport, Time)| {
-            now >= *until || report.missing.keys().all(|rank| report.doing.contains_key(rank))
-        };
-        let Some((report, _)) = root.asking.take_if(told) else { return };
-        self.decide(Decision::Stalled(report.clone()));
-        if report.fatal {
-            self.decide(Decision::Failed(Error::Shutdown(format!("Horovod has been shut down: {report}"))));
-        }
-    }
-
-    /// Decides on all that is complete: runs it, or makes a plan.
-    fn run_complete(&mut self) {
-        let Some(root) = &mut self.root else { return };
-        let complete: Vec<Arc<Agreed>> = std::mem::take(&mut root.complete)
-            .into_iter()
-            .filter_map(|slot| self.cache.get(slot).map(|cached| Arc::clone(&cached.agreed)))
-            .collect();
-        if !complete.is_empty() {
-            let outputs = root.coordinator.complete(complete);
-            self.follow(outputs);
-        }
-        let Some(root) = &mut self.root else { return };
-        // While a plan is being left, members may be an entry apart: nothing else may run.
-        if root.to_run.is_empty() || self.following.is_some() {
-            return;
-        }
-        let to_run = std::mem::take(&mut root.to_run);
-        root.lists += 1;
-        let known = |agreed: &Arc<Agreed>| {
-            let cached = self.cache.named(&agreed.name)?;
-            Arc::ptr_eq(&cached.agreed, agreed).then_some(cached.slot)
-        };
-        let slots: Vec<Option<Slot>> = to_run.iter().map(known).collect();
-        if let Some(all_known) = slots.iter().copied().collect::<Option<Vec<Slot>>>() {
-            for slot in &all_known {
-                root.used.insert(*slot, root.lists);
-            }
-            let size = self.members.len();
-            if !self.rules.plans || !to_run.iter().all(|a| is_plannable(a, size)) {
-                root.learner.disturb();
-            } else if let Some((first, lists)) = root.learner.observe(&all_known) {
-                if root.coordinator.is_idle() && lists.iter().flatten().all(|s| self.cache.get(*s).is_some()) {
-                    let before: Vec<Item> = all_known[..first].iter().map(|s| Item::Known(*s)).collect();
-                    return self.make_plan(before, &lists);
-                }
-                root.learner.left(false);
-            }
-        } else {
-            root.learner.disturb();
-        }
-        self.run(to_run, slots);
-    }
-
-    fn run(&mut self, to_run: Vec<Arc<Agreed>>, slots: Vec<Option<Slot>>) {
-        let Some(root) = &mut self.root else { return };
-        let remember = self.rules.cache_capacity > 0 && !root.coordinator.is_joining();
-        let mut items = Vec::with_capacity(to_run.len());
-        for (agreed, slot) in to_run.into_iter().zip(slots) {
-            items.push(match slot {
-                Some(slot) => Item::Known(slot),
-                None => {
-                    let slot = (remember && agreed.kind.is_cacheable()).then_some(root.next_slot);
-                    if let Some(slot) = slot {
-                        root.next_slot += 1;
-                        root.used.insert(slot, root.lists);
-                    }
-                    Item::New(Arc::unwrap_or_clone(agreed), slot)
-                }
-            });
-        }
-        self.decide(Decision::Run(items));
-        self.forget_oldest();
-    }
-
-    fn make_plan(&mut self, before: Vec<Item>, lists: &[Vec<Slot>]) {
-        if !before.is_empty() {
-            self.decide(Decision::Run(before));
-        }
-        let mut batches = Vec::new();
-        for list in lists {
-            let agreed: Vec<Arc<Agreed>> =
-                list.iter().filter_map(|s| self.cache.get(*s)).map(|c| Arc::clone(&c.agreed)).collect();
-            for batch in fusion::batches(&agreed, self.rules.fusion) {
-                batches.push(batch.tensors.into_iter().map(|i| list[i]).collect());
-            }
-        }
-        self.decide(Decision::Plan { era: self.era + 1, batches });
-    }
-
-    fn forget_oldest(&mut self) {
-        let Some(root) = &self.root else { return };
-        let too_many = self.cache.len().saturating_sub(self.rules.cache_capacity);
-        if too_many == 0 {
-            return;
-        }
-        let mut by_age: Vec<(u64, Slot)> =
-            self.cache.slots().map(|s| (root.used.get(&s).copied().unwrap_or(0), s)).collect();
-        by_age.sort_unstable();
-        self.forget(by_age.into_iter().take(too_many).map(|(_, slot)| slot).collect());
-    }
-
-    fn forget(&mut self, slots: Vec<Slot>) {
-        if slots.is_empty() {
-            return;
-        }
-        if let Some(root) = &mut self.root {
-            for slot in &slots {
-                root.used.remove(slot);
-            }
-        }
-        self.decide(Decision::Forget(ranges(slots)));
-    }
-
-    fn count_halted(&mut self, fewest: u64, most: u64) {
-        let parts = self.neighbours.children.len() + 1;
-        let halting = self.halting.get_or_insert(Halting { left: parts, fewest: u64::MAX, most: 0 });
-        halting.left = halting.left.saturating_sub(1);
-        halting.fewest = halting.fewest.min(fewest);
-        halting.most = halting.most.max(most);
-        if halting.left > 0 {
-            return;
-        }
-        let Halting { fewest, most, .. } = *halting;
-        self.halting = None;
-        let Some(root) = &mut self.root else {
-            return self.up.push(Up::Halted { era: self.era, fewest, most });
-        };
-        let futile = root.halting.take().unwrap_or(false);
-        root.learner.left(futile);
-        self.decide(Decision::Resume { era: self.era + 1, begun: fewest, withdraw: most > fewest });
-    }
-
-    /// Writes a decision into the log.
-    fn decide(&mut self, decision: Decision) {
-        self.down.push(decision.clone());
-        self.apply(decision);
-    }
-
-    // What every member does with a decision.
-
-    fn apply(&mut self, decision: Decision) {
-        match decision {
-            Decision::Run(items) => self.apply_run(items),
-            Decision::Fail { names, error } => {
-                for name in &names {
-                    self.waiting.remove(name);
-                }
-                self.actions.push(Action::Fail(names, error));
-            }
-            Decision::AllJoined { last } => self.actions.push(Action::AllJoined(last)),
-            Decision::Forget(forgotten) => self.apply_forget(&forgotten),
-            Decision::Plan { era, batches } => self.apply_plan(era, batches),
-            Decision::Halt { era, rank, why } => {
-                if let Some(following) = self.following.as_mut().filter(|_| era == self.era) {
-                    let begun = following.halt();
-                    self.left_because = format!("rank {rank}: {why}");
-                    self.count_halted(begun, begun);
-                }
-            }
-            Decision::Resume { era, begun, withdraw } => self.apply_resume(era, begun, withdraw),
-            Decision::Ask(ranks) => {
-                if ranks.contains(&self.rank) {
-                    self.actions.push(Action::Asked);
-                }
-            }
-            Decision::Stalled(report) => self.actions.push(Action::Stalled(report)),
-            Decision::Tune { fusion_threshold } => {
-                self.rules.fusion.threshold = fusion_threshold;
-                self.actions.push(Action::Tune(fusion_threshold));
-            }
-            Decision::Shutdown(rank) => {
-                self.end(Error::Shutdown(format!("Horovod has been shut down (by rank {rank})")));
-            }
-            Decision::Failed(error) => self.end(error),
-        }
-    }
-
-    fn apply_run(&mut self, items: Vec<Item>) {
-        let mut run = Vec::with_capacity(items.len());
-        let mut gear = Gear::Bits;
-        for item in items {
-            match item {
-                Item::Known(slot) => {
-                    let Some(cached) = self.cache.get(slot) else {
-                        return self.end(Error::Bug(format!("slot {slot} is to run, which rank {} lacks", self.rank)));
-                    };
-                    self.waiting.remove(&cached.request.name);
-                    self.counts.remove(&slot);
-                    run.push(Arc::clone(&cached.agreed));
-                }
-                Item::New(agreed, slot) => {
-                    gear = Gear::Announce;
-                    let agreed = Arc::new(agreed);
-                    let mine = self.waiting.remove(&agreed.name);
-                    if let (Some(slot), Some(mine)) = (slot, mine) {
-                        self.cache.insert(slot, mine.request, Arc::clone(&agreed));
-                    }
-                    run.push(agreed);
-                }
-            }
-        }
-        self.gear = gear;
-        self.actions.push(Action::Run(run));
-    }
-
-    fn apply_forget(&mut self, forgotten: &[crate::message::SlotRange]) {
-        // At most what is there: a range may be any length.
-        let known: Vec<Slot> =
-            if forgotten.iter().map(|r| r.count).fold(0, u64::saturating_add) as usize > self.cache.len() {
-                let within = |s: &Slot| forgotten.iter().any(|r| *s >= r.first && *s - r.first < r.count);
-                let mut known: Vec<Slot> = self.cache.slots().filter(within).collect();
-                known.sort_unstable();
-                known
-            } else {
-                slots(forgotten, usize::MAX).collect()
+                Action::Fail(names, _) => format!("fail {}", names.join(" ")),
+                Action::AllJoined(last) => format!("joined, {last} last"),
+                Action::Planned => "plan".into(),
+                Action::PlanLeft { renew, .. } => format!("plan left, renew {renew}"),
+                Action::Stalled(report) => format!("stalled by {:?}", report.missing.keys().collect::<Vec<_>>()),
+                Action::Tune(bytes) => format!("tune {bytes}"),
+                Action::Over(error) => format!("over: {error}"),
+                Action::Asked => String::new(),
             };
-        for slot in known {
-            self.counts.remove(&slot);
-            let Some(cached) = self.cache.forget(slot) else { continue };
-            let name = &cached.request.name;
-            if self.waiting.get(name).is_some_and(|w| w.said == Said::ByNumber(slot)) {
-                let name = name.clone();
-                self.say_in_full(&name);
+            let told: BTreeSet<Vec<String>> =
+                self.actions.iter_mut().map(|a| a.drain(..).map(words).filter(|w| !w.is_empty()).collect()).collect();
+            assert_eq!(told.len(), 1, "{told:?}");
+            told.into_iter().next().unwrap()
+        }
+
+        /// Runs entry after entry of the plan on one rank; gives their names.
+        fn follow(&mut self, rank: Rank) -> Vec<String> {
+            let mut ran = Vec::new();
+            while let Some(agreed) = self.nodes[rank].begin(self.now) {
+                ran.extend(agreed.iter().map(|a| a.name.clone()));
+                self.nodes[rank].finished(self.now);
             }
+            ran
         }
-        let cache = &self.cache;
-        self.bits.retain(|slot| cache.get(*slot).is_some());
-    }
 
-    fn apply_plan(&mut self, era: u32, batches: Vec<Vec<Slot>>) {
-        self.new_era(era);
-        let Some(mut following) = Following::new(batches, |slot| self.cache.get(slot).map(Arc::clone)) else {
-            return self.end(Error::Bug(format!("a plan of slots that rank {} lacks", self.rank)));
-        };
-        self.waiting.retain(|_, w| !matches!(w.said, Said::ByNumber(slot) if following.submit(slot)));
-        self.following = Some(following);
-        self.asked_to_leave = false;
-        self.gear = Gear::Plan;
-        self.actions.push(Action::Planned);
-        if let Some(name) = self.waiting.keys().min() {
-            let why = format!("tensor {name} was on its way");
-            self.ask_to_leave(why, false);
-        }
-    }
-
-    fn apply_resume(&mut self, era: u32, begun: u64, withdraw: bool) {
-        let Some(following) = self.following.take() else { return };
-        self.new_era(era);
-        self.gear = Gear::Bits;
-        let mine = withdraw && following.begun() > begun;
-        let reason = std::mem::take(&mut self.left_because);
-        self.actions.push(Action::PlanLeft { withdraw: mine, renew: withdraw, reason });
-        let again: Vec<Arc<Cached>> = following.outstanding(mine);
-        // What was held back during the plan, oldest first, then what was in it.
-        let mut held: Vec<(Time, String, Slot)> = self
-            .waiting
-            .iter()
-            .filter_map(|(name, w)| match w.said {
-                Said::ByNumber(slot) => Some((w.since, name.clone(), slot)),
-                Said::InFull => None,
-            })
-            .collect();
-        held.sort_unstable();
-        for (_, name, slot) in held {
-            if self.cache.get(slot).is_some() { self.count(slot) } else { self.say_in_full(&name) }
-        }
-        for cached in again {
-            self.tell(cached.request.clone());
+        /// Ranks that train on these tensors until they follow a plan.
+        fn in_plan(count: usize, rules: Rules, step: &[Request]) -> Self {
+            let mut ranks = Self::new(count, rules);
+            while ranks.nodes[0].gear() != Gear::Plan {
+                for request in step {
+                    ranks.submit_on_all(request);
+                }
+                assert!(ranks.messages < 10_000, "no plan");
+            }
+            (0..count).for_each(|rank| drop(ranks.follow(rank)));
+            ranks.told();
+            ranks.messages = 0;
+            ranks
         }
     }
 
-    /// Numbers counted or about to be said belong to the era that ends.
-    fn new_era(&mut self, era: u32) {
-        self.era = era;
-        self.counts.clear();
-        self.bits.clear();
-        self.halting = None;
-        if let Some(root) = &mut self.root {
-            root.complete.clear();
-        }
+    fn a() -> Request {
+        allreduce("a", 4)
     }
 
-    fn end(&mut self, error: Error) {
-        if self.over.is_none() {
-            self.over = Some(error.clone());
-            self.suspicion = None;
-            self.waiting.clear();
-            self.following = None;
-            self.actions.push(Action::Over(error));
-            self.say_bye_if_all_have();
-        }
+    fn b() -> Request {
+        allreduce("b", 4)
     }
 
-    fn count_bye(&mut self) {
-        self.byes += 1;
-        self.say_bye_if_all_have();
+    fn second(s: u64) -> Duration {
+        Duration::from_secs(s)
     }
 
-    fn say_bye_if_all_have(&mut self) {
-        if self.over.is_some() && self.byes >= self.neighbours.children.len() && !self.said_bye {
-            self.said_bye = true;
-            self.up.push(Up::Bye);
+    #[test]
+    fn what_is_new_is_announced_and_then_said_by_number() {
+        let mut ranks = Ranks::new(7, Rules::default());
+        ranks.submit_on_all(&a());
+        assert_eq!((ranks.told(), ranks.nodes[3].gear()), (vec!["run a".to_owned()], Gear::Announce));
+        ranks.submit_on_all(&a());
+        assert_eq!((ranks.told(), ranks.nodes[3].gear()), (vec!["run a".to_owned()], Gear::Bits));
+        assert_eq!(ranks.nodes[5].known(), [(0, "a")]);
+    }
+
+    #[test]
+    fn by_number_each_rank_speaks_to_its_parent_once_and_hears_once() {
+        let mut ranks = Ranks::new(7, Rules { plans: false, ..Rules::default() });
+        ranks.submit_on_all(&a());
+        ranks.messages = 0;
+        ranks.submit_on_all(&a());
+        assert_eq!(ranks.messages, 2 * 6);
+    }
+
+    #[test]
+    fn what_has_changed_loses_its_number() {
+        let mut ranks = Ranks::new(3, Rules::default());
+        ranks.submit_on_all(&a());
+        ranks.submit(0, a());
+        ranks.submit(1, a());
+        ranks.submit(2, allreduce("a", 5));
+        assert_eq!(ranks.told(), ["run a", "fail a"], "all say it in full, and differ");
+        ranks.submit_on_all(&allreduce("a", 5));
+        assert_eq!((ranks.told(), ranks.nodes[2].known()), (vec!["run a".to_owned()], vec![(1, "a")]));
+    }
+
+    #[test]
+    fn in_a_plan_nothing_is_said() {
+        let mut ranks = Ranks::in_plan(4, Rules::default(), &[a(), b()]);
+        for _ in 0..10 {
+            ranks.submit_on_all(&b());
+            ranks.submit_on_all(&a());
+            (0..4).for_each(|rank| assert_eq!(ranks.follow(rank), ["a", "b"]));
         }
+        assert_eq!((ranks.messages, ranks.told()), (0, vec![]));
+    }
+
+    #[test]
+    fn whoever_is_an_entry_ahead_when_a_plan_is_left_withdraws() {
+        let mut ranks = Ranks::in_plan(3, Rules::default(), &[a(), b()]);
+        ranks.submit(1, a());
+        assert!(ranks.nodes[1].begin(ranks.now).is_some(), "waits inside for the others");
+        ranks.submit(2, allreduce("new", 1));
+        let withdraws = |a: &Action| matches!(a, Action::PlanLeft { withdraw: true, .. });
+        assert_eq!([0, 1, 2].map(|rank: usize| ranks.actions[rank].iter().any(withdraws)), [false, true, false]);
+        ranks.nodes[1].finished(ranks.now);
+        assert_eq!(ranks.told(), ["plan left, renew true"]);
+        // What it withdrew from is said by number as if there had been no plan.
+        ranks.submit(0, a());
+        ranks.submit(2, a());
+        ranks.submit(0, allreduce("new", 1));
+        ranks.submit(1, allreduce("new", 1));
+        assert_eq!(ranks.told(), ["run a", "run new"]);
+    }
+
+    #[test]
+    fn the_rest_of_a_group_does_not_wait_for_what_a_plan_has_run() {
+        let grouped = |name| Request { group: Some((1, 2)), ..allreduce(name, 4) };
+        let unfused = Rules { fusion: fusion::Limits { threshold: 0, only_groups: false }, ..Rules::default() };
+        let mut ranks = Ranks::in_plan(2, unfused, &[grouped("x"), grouped("y")]);
+        ranks.submit(0, grouped("x"));
+        assert!(!ranks.nodes[0].can_begin(), "nothing of a group runs before all of it is there");
+        ranks.submit(0, grouped("y"));
+        ranks.submit(1, grouped("x"));
+        ranks.submit(1, grouped("y"));
+        for rank in 0..2 {
+            assert_eq!(ranks.nodes[rank].begin(ranks.now).unwrap()[0].name, "x");
+            ranks.nodes[rank].finished(ranks.now);
+        }
+        ranks.submit_on_all(&allreduce("new", 1));
+        assert_eq!(ranks.told(), ["plan left, renew false", "run y", "run new"]);
+    }
+
+    #[test]
+    fn a_plan_in_which_ranks_wait_in_vain_is_left() {
+        let mut ranks = Ranks::in_plan(2, Rules::default(), &[a()]);
+        ranks.submit(0, a());
+        assert!(ranks.nodes[0].begin(ranks.now).is_some());
+        ranks.pass(PATIENCE);
+        assert_eq!(ranks.told(), ["plan left, renew true"]);
+    }
+
+    #[test]
+    fn a_rank_joins_once_all_it_submitted_has_run() {
+        let mut ranks = Ranks::new(3, Rules::default());
+        ranks.submit_on_all(&a());
+        ranks.submit(2, a());
+        ranks.nodes[2].join(ranks.now);
+        ranks.settle();
+        ranks.submit(0, a());
+        ranks.submit(1, a());
+        assert_eq!(ranks.told(), ["run a", "run a"], "with the data of rank 2");
+        ranks.submit(0, a());
+        ranks.submit(1, a());
+        assert_eq!(ranks.told(), ["run a"], "without it");
+        // What it submits while it stands aside waits until all have joined.
+        ranks.submit(2, b());
+        ranks.nodes[1].join(ranks.now);
+        ranks.submit(0, b());
+        assert_eq!(ranks.told(), ["run b"], "of rank 0 alone");
+        ranks.nodes[0].join(ranks.now);
+        ranks.submit(0, b());
+        ranks.submit(1, b());
+        assert_eq!(ranks.told(), ["joined, 0 last", "run b"]);
+    }
+
+    #[test]
+    fn a_join_or_a_shutdown_leaves_the_plan_first() {
+        let mut ranks = Ranks::in_plan(3, Rules::default(), &[a()]);
+        ranks.nodes[1].join(ranks.now);
+        ranks.settle();
+        assert_eq!(ranks.told(), ["plan left, renew false"]);
+        let mut ranks = Ranks::in_plan(3, Rules::default(), &[a()]);
+        ranks.nodes[2].shut_down();
+        ranks.settle();
+        assert_eq!(ranks.told(), ["plan left, renew false", "over: Horovod has been shut down (by rank 2)"]);
+        assert!(ranks.nodes.iter().all(Node::may_close), "all below have said goodbye");
+    }
+
+    #[test]
+    fn a_number_said_long_ago_is_said_in_full_so_that_the_missing_are_known() {
+        let limits = StallLimits { warn: second(10), shutdown: second(30) };
+        let mut ranks = Ranks::new(4, Rules { stalls: limits, ..Rules::default() });
+        ranks.submit_on_all(&a());
+        (0..3).for_each(|rank| ranks.submit(rank, a()));
+        ranks.told();
+        ranks.pass(second(5));
+        assert!(ranks.told().is_empty());
+        ranks.pass(second(5));
+        assert_eq!(ranks.told(), ["stalled by [3]"], "at ten seconds, though it was announced at five");
+        ranks.pass(second(20));
+        let told = ranks.told();
+        assert!(told[0] == "stalled by [3]" && told[1].contains("3!: [a] (thinking)"), "{told:?}");
+    }
+
+    #[test]
+    fn what_the_root_hears_of_first_is_why_all_end() {
+        let mut ranks = Ranks::new(7, Rules::default());
+        ranks.nodes[5].fail(ranks.now, Error::Bug("first".into()));
+        ranks.settle();
+        ranks.nodes[6].fail(ranks.now, Error::Bug("second".into()));
+        ranks.settle();
+        assert!(ranks.told()[0].ends_with("first"));
+    }
+
+    #[test]
+    fn without_the_roots_word_a_member_goes_by_what_it_sees() {
+        let mut ranks = Ranks::new(3, Rules::default());
+        let error = Error::peer_lost(0, "here", "gone");
+        ranks.nodes[1].fail(ranks.now, Error::Bug("mine".into()));
+        ranks.nodes[1].tick(VERDICT_TIME);
+        assert_eq!(ranks.nodes[1].over(), Some(&Error::Bug("mine".into())));
+        ranks.nodes[2].lost(ranks.now, 0, error.clone());
+        assert_eq!(ranks.nodes[2].over(), Some(&error), "nobody is left to tell it more");
+    }
+
+    #[test]
+    fn a_dead_child_is_not_waited_for_at_the_end() {
+        let mut ranks = Ranks::new(3, Rules::default());
+        ranks.nodes[0].lost(ranks.now, 2, Error::peer_lost(2, "here", "gone"));
+        assert!(!ranks.nodes[0].may_close(), "rank 1 has not been told yet");
+        ranks.settle();
+        assert!(ranks.nodes[0].may_close());
     }
 }

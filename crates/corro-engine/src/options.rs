@@ -1,10 +1,14 @@
 //! How an engine behaves. [`Options::from_env`] is what programs use; tests make their own.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use corro_core::{Rank, Result, config};
+use corro_transport::Fabric;
 
+use crate::autotune;
 use crate::coordinator::StallLimits;
 use crate::fusion;
 use crate::node::Rules;
@@ -24,6 +28,10 @@ pub struct Options {
     pub plans: bool,
     /// When waiting is worth a word, or the end.
     pub stalls: StallLimits,
+    /// What is written down about the job.
+    pub watching: Watching,
+    /// Whether and how the engine looks for better settings by itself.
+    pub tuning: Option<Tuning>,
     /// How many operations the flight recorder keeps.
     pub recorded: usize,
     /// Where words go.
@@ -40,6 +48,8 @@ impl Default for Options {
             cache_capacity: rules.cache_capacity,
             plans: rules.plans,
             stalls: rules.stalls,
+            watching: Watching::default(),
+            tuning: None,
             recorded: 1024,
             log: Log::default(),
         }
@@ -71,6 +81,8 @@ impl Options {
             cache_capacity: config::CACHE_CAPACITY.number(default.cache_capacity)?,
             plans: config::PLAN.flag(true),
             stalls: StallLimits { warn, shutdown },
+            watching: Watching::from_env()?,
+            tuning: if config::AUTOTUNE.flag(false) { Some(Tuning::from_env()?) } else { None },
             recorded: config::RECORDER.number(default.recorded)?,
             log,
         })
@@ -80,9 +92,99 @@ impl Options {
         Rules {
             stalls: self.stalls,
             cache_capacity: self.cache_capacity,
-            plans: self.plans,
+            // While the settings are being tuned, plans would hide what they do.
+            plans: self.plans && self.tuning.is_none(),
             fusion: fusion::Limits { threshold: self.fusion_threshold, only_groups: self.only_groups },
         }
+    }
+}
+
+/// What is written down about a job.
+#[derive(Clone, Debug)]
+pub struct Watching {
+    /// Horovod's timeline, written by rank 0.
+    pub timeline: Option<PathBuf>,
+    /// Whether a timeline may be started while the job runs.
+    pub on_request: bool,
+    /// Whether the timeline marks each round of agreement.
+    pub mark_cycles: bool,
+    /// The trace of all ranks, each with a file beside this path.
+    pub trace: Option<PathBuf>,
+    /// Bytes that a file may have.
+    pub cap: u64,
+}
+
+impl Default for Watching {
+    fn default() -> Self {
+        let cap = crate::timeline::CAP;
+        Self { timeline: None, on_request: true, mark_cycles: false, trace: None, cap }
+    }
+}
+
+impl Watching {
+    fn from_env() -> Result<Self> {
+        let timeline = config::TIMELINE.value();
+        Ok(Self {
+            on_request: timeline.is_some(),
+            timeline: timeline.filter(|t| t != "DYNAMIC").map(PathBuf::from),
+            mark_cycles: config::TIMELINE_MARK_CYCLES.flag(false),
+            trace: config::TRACE.value().map(PathBuf::from),
+            cap: config::TIMELINE_CAP.number(crate::timeline::CAP)?,
+        })
+    }
+}
+
+/// How the engine looks for better settings, see [`crate::autotune`].
+#[derive(Clone, Debug, Default)]
+pub struct Tuning {
+    /// How to search.
+    pub search: autotune::Options,
+    /// What the user has set, and therefore stays.
+    pub fixed: autotune::Fixed,
+    /// Where each trial is written down.
+    pub log: Option<PathBuf>,
+    /// Where the search begins.
+    pub fusion_threshold: usize,
+}
+
+impl Tuning {
+    fn from_env() -> Result<Self> {
+        let default = autotune::Options::default();
+        let search = autotune::Options {
+            warmup_trials: config::AUTOTUNE_WARMUP.number(default.warmup_trials)?,
+            steps_per_sample: config::AUTOTUNE_STEPS.number(default.steps_per_sample)?,
+            max_trials: config::AUTOTUNE_SAMPLES.number(default.max_trials)?,
+            noise: config::AUTOTUNE_NOISE.number(default.noise)?,
+            rounding_may_change: config::AUTOTUNE_ROUNDING.flag(false),
+            ..default
+        };
+        let fixed = autotune::Fixed {
+            fusion_threshold: config::FUSION_THRESHOLD.value().is_some(),
+            crossover: config::ALGORITHM.value().is_some(),
+            ..autotune::Fixed::default()
+        };
+        let fusion_threshold = config::FUSION_THRESHOLD.number(Rules::default().fusion.threshold)?;
+        Ok(Self { search, fixed, log: config::AUTOTUNE_LOG.value().map(PathBuf::from), fusion_threshold })
+    }
+
+    /// The tuner of a job on this fabric.
+    pub(crate) fn tuner(&self, fabric: &Fabric) -> autotune::Tuner {
+        let hosts: BTreeSet<&str> = fabric.cards().iter().map(|c| c.locality.as_str()).collect();
+        let start = autotune::Parameters {
+            fusion_threshold: self.fusion_threshold,
+            pieces: 1,
+            crossover: 0,
+            cycle_time_ms: 0.0,
+            cache_enabled: true,
+            hierarchical_allreduce: hosts.len() > 1,
+            hierarchical_allgather: false,
+            torus_allreduce: false,
+        };
+        // Inside a host values are summed in the order of ranks, wherever they lie in a batch.
+        let search = autotune::Options { place_moves_rounding: hosts.len() > 2, ..self.search };
+        // The number of pieces is not a setting of the collectives: they choose it by size.
+        let fixed = autotune::Fixed { pieces: true, crossover: true, ..self.fixed };
+        autotune::Tuner::new(start, fixed, search)
     }
 }
 

@@ -8,10 +8,10 @@
 //! inside the collective. An entry can only complete once every member has begun it, so when the plan is left, members are
 //! at most one entry apart.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::cache::Cached;
+use crate::hash::{HashMap, HashSet};
 use crate::matching::Agreed;
 use crate::message::Slot;
 use crate::request::Kind;
@@ -48,8 +48,6 @@ pub struct Learner {
     /// The lists that ran in this step.
     step: Vec<Vec<Slot>>,
     seen: HashSet<Slot>,
-    /// Whether something ran that can't be planned.
-    disturbed: bool,
     /// The step before: its slots, and the shortest way to run them of all steps alike.
     before: HashSet<Slot>,
     shortest: Vec<Vec<Slot>>,
@@ -61,9 +59,8 @@ impl Default for Learner {
             needed: STEPS,
             alike: 0,
             step: Vec::new(),
-            seen: HashSet::new(),
-            disturbed: false,
-            before: HashSet::new(),
+            seen: HashSet::default(),
+            before: HashSet::default(),
             shortest: Vec::new(),
         }
     }
@@ -89,28 +86,27 @@ impl Learner {
         None
     }
 
-    /// Something ran that can't be part of a plan.
+    /// Something ran that can't be part of a plan: begins again. So that steps never end inside a group of tensors, which
+    /// run in one list, not even its remains are kept.
     pub fn disturb(&mut self) {
-        self.disturbed = true;
+        *self = Self { needed: self.needed, ..Self::default() };
     }
 
     /// The plan was left; `futile`: since members waited for each other in vain.
     pub fn left(&mut self, futile: bool) {
         self.needed = if futile { (self.needed.max(STEPS) * BACK_OFF).min(STEPS_MOST) } else { STEPS_AGAIN };
-        let needed = self.needed;
-        *self = Self { needed, ..Self::default() };
+        self.disturb();
     }
 
     fn end_step(&mut self) {
         self.step.retain(|list| !list.is_empty());
         let (step, seen) = (std::mem::take(&mut self.step), std::mem::take(&mut self.seen));
-        let same = !self.disturbed && seen == self.before;
+        let same = seen == self.before;
         self.alike = if same { self.alike + 1 } else { 0 };
         if !same || step.len() < self.shortest.len() || self.shortest.is_empty() {
             self.shortest = step;
         }
         self.before = seen;
-        self.disturbed = false;
     }
 }
 
@@ -118,7 +114,8 @@ impl Learner {
 #[derive(Debug)]
 pub struct Following {
     batches: Vec<Vec<Slot>>,
-    /// For each entry, how many of its tensors this member has not submitted.
+    /// For each entry, how many tensors it needs, and how many of those this member has not submitted.
+    needs: Vec<usize>,
     missing: Vec<usize>,
     tensors: HashMap<Slot, Tensor>,
     /// Submitted, and not begun.
@@ -130,32 +127,47 @@ pub struct Following {
 #[derive(Debug)]
 struct Tensor {
     cached: Arc<Cached>,
-    batch: usize,
+    /// The entries that need it. Its own is the last; those before have tensors of its group, which runs only if all of
+    /// it is there.
+    needed_by: Vec<usize>,
     ready: bool,
 }
 
 impl Following {
     /// A plan of these entries. `None` if it names a slot that is not known, or none, or one twice.
     pub fn new(batches: Vec<Vec<Slot>>, known: impl Fn(Slot) -> Option<Arc<Cached>>) -> Option<Self> {
-        let mut tensors = HashMap::new();
+        let mut tensors = HashMap::default();
+        let mut needs = vec![0; batches.len()];
+        let mut groups: HashMap<u64, Vec<usize>> = HashMap::default();
         for (batch, slots) in batches.iter().enumerate() {
             for slot in slots {
-                let tensor = Tensor { cached: known(*slot)?, batch, ready: false };
-                if tensors.insert(*slot, tensor).is_some() {
+                let cached = known(*slot)?;
+                let mut needed_by = match cached.agreed.group {
+                    Some((number, _)) => {
+                        let with_it = groups.entry(number).or_default();
+                        with_it.push(batch);
+                        with_it.clone()
+                    }
+                    None => vec![batch],
+                };
+                needed_by.dedup();
+                for entry in &needed_by {
+                    needs[*entry] += 1;
+                }
+                if tensors.insert(*slot, Tensor { cached, needed_by, ready: false }).is_some() {
                     return None;
                 }
             }
         }
-        let missing: Vec<usize> = batches.iter().map(Vec::len).collect();
-        let sound = !missing.is_empty() && !missing.contains(&0);
-        sound.then_some(Self { batches, missing, tensors, ready: 0, begun: 0, halted: false })
+        let sound = !needs.is_empty() && !needs.contains(&0);
+        sound.then(|| Self { batches, missing: needs.clone(), needs, tensors, ready: 0, begun: 0, halted: false })
     }
 
     /// Takes note that this member has submitted `slot`. False if the plan does not have it.
     pub fn submit(&mut self, slot: Slot) -> bool {
         let Some(tensor) = self.tensors.get_mut(&slot) else { return false };
         if !std::mem::replace(&mut tensor.ready, true) {
-            self.missing[tensor.batch] -= 1;
+            tensor.needed_by.iter().for_each(|entry| self.missing[*entry] -= 1);
             self.ready += 1;
         }
         true
@@ -168,7 +180,7 @@ impl Following {
             return None;
         }
         self.begun += 1;
-        self.missing[next] = self.batches[next].len();
+        self.missing[next] = self.needs[next];
         self.ready -= self.batches[next].len();
         let mut tensors = Vec::with_capacity(self.batches[next].len());
         for slot in &self.batches[next] {
@@ -207,11 +219,29 @@ impl Following {
         self.ready > 0
     }
 
+    /// The tensors of the pass at hand, without the entries from `begun` on: what has run of what the program does over
+    /// and over.
+    pub fn ran(&self, begun: u64) -> impl Iterator<Item = &Arc<Agreed>> {
+        let done = (begun % self.batches.len() as u64) as usize;
+        self.batches[..done].iter().flatten().filter_map(|slot| Some(&self.tensors.get(slot)?.cached.agreed))
+    }
+
+    /// The names of the entry that members wait for: the one this member is in, or else the next.
+    pub fn awaited(&self, in_entry: bool) -> Vec<String> {
+        let at = self.begun.saturating_sub(u64::from(in_entry)) % self.batches.len() as u64;
+        let tensors = self.batches[at as usize].iter().filter_map(|slot| self.tensors.get(slot));
+        tensors.map(|t| t.cached.request.name.clone()).collect()
+    }
+
     /// Tensors submitted and not begun, and those of the last entry begun if that is `withdrawn`.
     pub fn outstanding(self, withdrawn: bool) -> Vec<Arc<Cached>> {
         let last = withdrawn.then(|| (self.begun.wrapping_sub(1) % self.batches.len() as u64) as usize);
-        let mut outstanding: Vec<Arc<Cached>> =
-            self.tensors.into_values().filter(|t| t.ready || Some(t.batch) == last).map(|t| t.cached).collect();
+        let mut outstanding: Vec<Arc<Cached>> = self
+            .tensors
+            .into_values()
+            .filter(|t| t.ready || t.needed_by.last() == last.as_ref())
+            .map(|t| t.cached)
+            .collect();
         // The same for every run.
         outstanding.sort_unstable_by_key(|c| c.slot);
         outstanding
@@ -222,8 +252,11 @@ impl Following {
 mod tests {
     use super::*;
 
+    /// What [`Learner::observe`] gives.
+    type Plan = (usize, Vec<Vec<Slot>>);
+
     /// Feeds lists until there is a plan; gives how many lists that took.
-    fn learn(learner: &mut Learner, lists: &[&[Slot]]) -> Option<(usize, (usize, Vec<Vec<Slot>>))> {
+    fn learn(learner: &mut Learner, lists: &[&[Slot]]) -> Option<(usize, Plan)> {
         lists.iter().enumerate().find_map(|(i, list)| Some((i, learner.observe(list)?)))
     }
 
@@ -270,7 +303,7 @@ mod tests {
 
     #[test]
     fn after_waiting_in_vain_it_takes_much_longer_to_try_again() {
-        let steps_until_plan = |learner: &mut Learner| (0..).find(|_| learner.observe(&[1]).is_some()).unwrap();
+        let steps_until_plan = |learner: &mut Learner| (0..1000).find(|_| learner.observe(&[1]).is_some()).unwrap();
         let mut learner = Learner::default();
         assert_eq!(steps_until_plan(&mut learner), 4);
         learner.left(false);

@@ -134,36 +134,23 @@ pub struct Request {
     pub group: Option<(u64, usize)>,
 }
 
-impl Request {
-    /// An error if this request could not be run whatever the others ask for.
-    pub fn check(&self) -> Result<()> {
-        if self.name.is_empty() || self.name.len() > NAME_CAP {
-            return Err(Error::Usage(format!(
-                "a tensor's name must have 1 to {NAME_CAP} bytes, not {}",
-                self.name.len()
-            )));
-        }
-        self.shape.bytes(self.dtype)?;
-        if let Some((op, ..)) = self.kind.reduction()
-            && !op.supports(self.dtype)
-        {
-            return Err(Error::Usage(format!(
-                "{op} of {} elements is not supported (tensor {})",
-                self.dtype, self.name
-            )));
-        }
-        if let Kind::Reducescatter { op, .. } = &self.kind
-            && !matches!(op, ReduceOp::Sum | ReduceOp::Average)
-        {
-            return Err(Error::Usage(format!(
-                "reducescatter supports Sum and Average, not {op} (tensor {})",
-                self.name
-            )));
-        }
-        Ok(())
+/// An error if such a tensor could not be run whatever the others ask for.
+pub(crate) fn check(name: &str, kind: &Kind, dtype: DType) -> Result<()> {
+    if name.is_empty() || name.len() > NAME_CAP {
+        return Err(Error::Usage(format!("a tensor's name must have 1 to {NAME_CAP} bytes, not {}", name.len())));
     }
+    let Some((op, ..)) = kind.reduction() else { return Ok(()) };
+    if !op.supports(dtype) {
+        return Err(Error::Usage(format!("{op} of {dtype} elements is not supported (tensor {name})")));
+    }
+    if matches!(kind, Kind::Reducescatter { .. }) && !matches!(op, ReduceOp::Sum | ReduceOp::Average) {
+        return Err(Error::Usage(format!("reducescatter supports Sum and Average, not {op} (tensor {name})")));
+    }
+    Ok(())
+}
 
-    /// Bytes of the tensor; 0 for absurd shapes, which `check` refuses.
+impl Request {
+    /// Bytes of the tensor; 0 for absurd shapes, which a submit refuses.
     pub fn bytes(&self) -> usize {
         self.shape.bytes(self.dtype).unwrap_or(0)
     }

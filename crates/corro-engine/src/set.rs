@@ -7,8 +7,9 @@
 //!
 //! Promises are kept, and other sets are told, only after the state's lock is released.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,16 +18,22 @@ use corro_collectives::Group;
 use corro_core::{Error, GroupId, Rank, Result};
 use corro_transport::Withdrawal;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use smallvec::{SmallVec, smallvec};
 
+use crate::autotune::Change;
+use crate::clock::{Estimate, PeerClock, RoundTrip};
 use crate::core::Core;
 use crate::executor::{self, Tensor};
 use crate::fusion;
+use crate::hash::HashMap;
 use crate::matching::Agreed;
-use crate::node::{Action, Node};
+use crate::metrics::Count;
+use crate::node::{Action, Gear, Node};
+use crate::observers::Ran;
 use crate::recorder::{Recorder, State as Stage};
 use crate::request::Kind;
 use crate::submission::Submission;
-use crate::ticket::{Outcome, Promise, Ticket};
+use crate::ticket::{Outcome, Promise};
 use crate::tree::{FAN_OUT, neighbours};
 use crate::wires::{Heard, Traffic, Wires};
 
@@ -41,26 +48,43 @@ const LOOK_UP: Duration = Duration::from_millis(250);
 /// How long neighbours may take to hear that the job is over.
 const CLOSING_TIME: Duration = Duration::from_secs(3);
 
-/// A tensor this member has submitted.
+/// How often clocks are compared; the quickest comparison counts.
+const CLOCK_SAMPLES: usize = 16;
+
+/// A tensor this member has submitted, until it is done.
 struct Entry {
-    tensor: Tensor,
+    /// `None` while it runs.
+    tensor: Option<Tensor>,
+    /// Why it is to fail once it has come back from a collective it is withdrawn from.
+    verdict: Option<Error>,
     promise: Arc<Promise>,
     /// In the flight recorder.
     record: u64,
+    /// When it was submitted.
+    since: Duration,
 }
 
 /// What the lane does next.
 enum Job {
     /// Run these as one.
-    Batch(Vec<Arc<Agreed>>),
+    Batch(Vec<Arc<Agreed>>, Gear),
     /// Open fresh connections: some member withdrew from the old ones.
     Renew,
 }
 
 /// A job that was taken.
 enum Running {
-    Batch { agreed: Vec<Arc<Agreed>>, tensors: Vec<Tensor>, owners: Vec<Option<(Arc<Promise>, u64)>>, planned: bool },
+    Batch(Batch),
     Renew,
+}
+
+/// Tensors that run as one. Most often it is one: then nothing is allocated.
+struct Batch {
+    agreed: Vec<Arc<Agreed>>,
+    /// Of this member; where it has joined, nothing.
+    tensors: SmallVec<[Tensor; 1]>,
+    began: Duration,
+    gear: Gear,
 }
 
 struct State {
@@ -75,8 +99,6 @@ struct State {
     /// Of the lane in use.
     withdrawal: Withdrawal,
     over: Option<Error>,
-    /// Programs that drive the set themselves right now.
-    drivers: usize,
     /// Whether neighbours ring when they say something.
     armed: bool,
     /// Whether the watcher will look again by itself.
@@ -84,6 +106,8 @@ struct State {
     /// When the first tensor was submitted of which the others were not told.
     unsaid: Option<Duration>,
     closing: Option<Instant>,
+    /// What the metrics know of.
+    counted: Traffic,
     recorder: Recorder,
     /// To be done once the lock is released.
     after: Vec<After>,
@@ -114,6 +138,13 @@ pub(crate) struct ProcessSet {
     core: Arc<Core>,
     state: Mutex<State>,
     lane: Mutex<Option<Lane>>,
+    /// Programs that drive the set themselves right now.
+    drivers: AtomicUsize,
+    /// Whether there may be a job. A driver that leaves looks here after it has left; who makes a job looks for drivers
+    /// after it has set this: so one of them sees the other, and wakes the runner.
+    may_have_job: AtomicBool,
+    /// Whether a driver listens to the neighbours, so that they need not ring.
+    disarmed: AtomicBool,
     /// The runner sleeps on this.
     work: Condvar,
     /// Wakes the watcher.
@@ -136,19 +167,19 @@ impl ProcessSet {
         let state = State {
             node,
             wires,
-            entries: HashMap::new(),
+            entries: HashMap::default(),
             queue: VecDeque::new(),
             fusion: core.options.rules().fusion,
             joins: Vec::new(),
             doomed: Vec::new(),
             withdrawal: group.withdrawal(),
             over: None,
-            drivers: 0,
             armed: false,
             watcher_up: true,
             unsaid: None,
             closing: None,
-            recorder: Recorder::new(core.options.recorded),
+            counted: Traffic::default(),
+            recorder: Recorder::new(core.options.recorded).of_set(id),
             after: Vec::new(),
             heard: Vec::new(),
         };
@@ -159,6 +190,9 @@ impl ProcessSet {
             core: Arc::clone(core),
             state: Mutex::new(state),
             lane: Mutex::new(Some(Lane { group, generation: 0 })),
+            drivers: AtomicUsize::new(0),
+            may_have_job: AtomicBool::new(false),
+            disarmed: AtomicBool::new(true),
             work: Condvar::new(),
             bell,
             threads: Mutex::new(Vec::new()),
@@ -178,14 +212,27 @@ impl ProcessSet {
         Ok(())
     }
 
-    /// Takes tensors (a group of them completes together). With `driving`, the caller is about to drive until they are
-    /// done, and nobody needs to be woken.
-    pub(crate) fn submit(
-        self: &Arc<Self>,
-        submissions: Vec<Submission>,
-        group: Option<(u64, usize)>,
-        driving: bool,
-    ) -> Result<Vec<Ticket>> {
+    /// Takes a tensor. With `driving`, the caller is about to drive until it is done, and nobody needs to be woken.
+    pub(crate) fn submit(&self, submission: Submission, driving: bool) -> Result<Arc<Promise>> {
+        submission.check(&self.members)?;
+        self.with_state(|st| {
+            if let Some(error) = &st.over {
+                return Err(error.clone());
+            }
+            let now = self.core.now();
+            let promise = self.take(st, now, submission, None)?;
+            if driving {
+                self.drivers.fetch_add(1, Ordering::SeqCst);
+                self.may_have_job.store(true, Ordering::SeqCst);
+            } else {
+                self.wake_for(st, now);
+            }
+            Ok(promise)
+        })
+    }
+
+    /// Takes tensors that complete together, or none of them.
+    pub(crate) fn submit_group(&self, submissions: Vec<Submission>, number: u64) -> Result<Vec<Arc<Promise>>> {
         for submission in &submissions {
             submission.check(&self.members)?;
         }
@@ -199,39 +246,38 @@ impl ProcessSet {
                 }
             }
             let now = self.core.now();
-            let mut tickets = Vec::with_capacity(submissions.len());
+            let group = Some((number, submissions.len()));
+            let mut promises = Vec::with_capacity(submissions.len());
             for submission in submissions {
-                tickets.push(self.take(st, now, submission, group)?);
+                promises.push(self.take(st, now, submission, group)?);
             }
-            if driving {
-                st.drivers += 1;
-            } else {
-                self.wake_for(st, now);
-            }
-            Ok(tickets)
+            self.wake_for(st, now);
+            Ok(promises)
         })
     }
 
     /// Takes one tensor.
     fn take(
-        self: &Arc<Self>,
+        &self,
         st: &mut State,
         now: Duration,
         mut submission: Submission,
         group: Option<(u64, usize)>,
-    ) -> Result<Ticket> {
+    ) -> Result<Arc<Promise>> {
         let request = submission.request(group);
-        request.check()?;
-        let promise = Promise::new();
-        let record = st.recorder.submitted(&request.name, request.kind.name(), request.bytes(), now);
-        let Submission { input, output, .. } = submission;
-        let tensor = Tensor { input, output, prescaled: false };
-        let entry = Entry { tensor, promise: Arc::clone(&promise), record };
-        if st.entries.insert(request.name.clone(), entry).is_some() {
+        if st.entries.contains_key(&request.name) {
             return Err(self.duplicate(&request.name));
         }
+        let promise = Promise::new();
+        let record = st.recorder.submitted(&request.name, request.kind.name(), request.bytes(), now);
+        self.core.observers.submitted(now, &request);
+        let Submission { input, output, .. } = submission;
+        let tensor = Tensor { input, output, prescaled: false };
+        let entry = Entry { tensor: Some(tensor), verdict: None, promise: Arc::clone(&promise), record, since: now };
+        st.entries.insert(request.name.clone(), entry);
+        self.core.observers.metrics.set_queue_depth(st.entries.len() as u64);
         st.node.submit(now, request);
-        Ok(Ticket { promise, set: Arc::clone(self) })
+        Ok(promise)
     }
 
     fn duplicate(&self, name: &str) -> Error {
@@ -244,9 +290,9 @@ impl ProcessSet {
 
     /// Wakes whoever is needed for what was just submitted.
     fn wake_for(&self, st: &mut State, now: Duration) {
-        if st.node.gear() == crate::node::Gear::Plan {
-            if st.node.can_begin() && st.drivers == 0 {
-                self.work.notify_one();
+        if st.node.gear() == Gear::Plan {
+            if st.node.can_begin() {
+                self.wake_runner();
             }
             if !st.node.has_news() {
                 return;
@@ -264,7 +310,7 @@ impl ProcessSet {
     }
 
     /// This rank has run out of data.
-    pub(crate) fn join(self: &Arc<Self>) -> Result<Ticket> {
+    pub(crate) fn join(&self) -> Result<Arc<Promise>> {
         let promise = Promise::new();
         self.with_state(|st| {
             if let Some(error) = &st.over {
@@ -278,13 +324,13 @@ impl ProcessSet {
             self.turn(st);
             Ok(())
         })?;
-        Ok(Ticket { promise, set: Arc::clone(self) })
+        Ok(promise)
     }
 
     /// Does the set's work in the caller's thread until the promise is kept; sleeps when there is none to do.
     pub(crate) fn drive_until(&self, promise: &Promise) {
         if !promise.is_kept() {
-            self.with_state(|st| st.drivers += 1);
+            self.drivers.fetch_add(1, Ordering::SeqCst);
             self.drive(promise);
         }
     }
@@ -308,23 +354,37 @@ impl ProcessSet {
                 break;
             }
         }
-        self.with_state(|st| {
-            st.drivers -= 1;
-            if listening && st.drivers == 0 {
-                self.arm(st);
-            }
-            if st.drivers == 0 && self.has_job(st) {
-                self.work.notify_one();
-            }
-        });
-        while !promise.sleep(NAP) {}
+        let last = self.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && (self.disarmed.load(Ordering::SeqCst) || self.may_have_job.load(Ordering::SeqCst)) {
+            self.with_state(|st| {
+                if !st.armed {
+                    self.arm(st);
+                }
+                if self.has_job(st) {
+                    self.work.notify_one();
+                }
+            });
+        }
+        while !promise.is_kept() && !promise.sleep(NAP) {}
+    }
+
+    /// There is a job: if nobody drives, the runner is to do it.
+    fn wake_runner(&self) {
+        self.may_have_job.store(true, Ordering::SeqCst);
+        if self.is_undriven() {
+            self.work.notify_one();
+        }
+    }
+
+    fn is_undriven(&self) -> bool {
+        self.drivers.load(Ordering::SeqCst) == 0
     }
 
     /// Looks what the neighbours say; they need not ring meanwhile.
     fn listen(&self, listening: &mut bool) -> bool {
         self.with_state(|st| {
-            if !std::mem::replace(listening, true) && std::mem::take(&mut st.armed) {
-                st.wires.disarm();
+            if !std::mem::replace(listening, true) {
+                self.disarm(st);
             }
             self.turn(st) || self.has_job(st)
         })
@@ -334,7 +394,15 @@ impl ProcessSet {
     fn arm(&self, st: &mut State) {
         st.wires.arm();
         st.armed = true;
+        self.disarmed.store(false, Ordering::SeqCst);
         self.turn(st);
+    }
+
+    fn disarm(&self, st: &mut State) {
+        if std::mem::take(&mut st.armed) {
+            st.wires.disarm();
+            self.disarmed.store(true, Ordering::SeqCst);
+        }
     }
 
     fn has_job(&self, st: &State) -> bool {
@@ -348,105 +416,136 @@ impl ProcessSet {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let mut ran = false;
-        while let Some(running) = self.with_state(|st| self.next_job(st)) {
-            self.run_job(&mut lane, running);
-            ran = true;
+        let Some(mut running) = self.with_state(|st| self.next_job(st, self.core.now())) else { return false };
+        while let Some(next) = self.run_job(&mut lane, running) {
+            running = next;
         }
-        ran
+        true
     }
 
-    fn next_job(&self, st: &mut State) -> Option<Running> {
-        let now = self.core.now();
-        let (agreed, planned) = match st.queue.pop_front() {
+    fn next_job(&self, st: &mut State, now: Duration) -> Option<Running> {
+        let next = self.take_job(st, now);
+        if next.is_none() {
+            self.may_have_job.store(false, Ordering::SeqCst);
+        }
+        next
+    }
+
+    fn take_job(&self, st: &mut State, now: Duration) -> Option<Running> {
+        let (agreed, gear) = match st.queue.pop_front() {
             Some(Job::Renew) => return Some(Running::Renew),
-            Some(Job::Batch(agreed)) => (agreed, false),
-            None => (st.node.begin(now)?, true),
+            Some(Job::Batch(agreed, gear)) => (agreed, gear),
+            None => (st.node.begin(now)?, Gear::Plan),
         };
-        let mut tensors = Vec::with_capacity(agreed.len());
-        let mut owners = Vec::with_capacity(agreed.len());
+        let mut tensors = SmallVec::with_capacity(agreed.len());
         for agreed in &agreed {
-            // No entry: this member has joined, and takes part with nothing.
-            let (tensor, owner) = match st.entries.remove(&agreed.name) {
-                Some(entry) => (entry.tensor, Some((entry.promise, entry.record))),
-                None => (Tensor::default(), None),
-            };
-            if let Some((_, record)) = &owner {
-                st.recorder.came_to(*record, Stage::Running, now);
+            let entry = st.entries.get_mut(&agreed.name);
+            if let Some(entry) = &entry {
+                st.recorder.came_to(entry.record, Stage::Running, now);
             }
-            tensors.push(tensor);
-            owners.push(owner);
+            tensors.push(entry.and_then(|e| e.tensor.take()).unwrap_or_default());
         }
-        Some(Running::Batch { agreed, tensors, owners, planned })
+        Some(Running::Batch(Batch { agreed, tensors, began: now, gear }))
     }
 
-    fn run_job(&self, lane: &mut Option<Lane>, running: Running) {
-        match running {
+    /// Runs a job, and takes the next one.
+    fn run_job(&self, lane: &mut Option<Lane>, running: Running) -> Option<Running> {
+        let mut batch = match running {
+            Running::Batch(batch) => batch,
             Running::Renew => {
-                if let Err(error) = self.renew(lane) {
-                    self.with_state(|st| st.after.push(After::Failed(error)));
-                }
-            }
-            Running::Batch { agreed, mut tensors, owners, planned } => {
-                let result = match (&agreed[0].kind, lane) {
-                    (Kind::AddSet { ranks }, _) => self.core.add_set(ranks).map(one_outcome),
-                    (Kind::RemoveSet { id }, _) => self.core.remove_set(*id).map(one_outcome),
-                    (_, None) => Err(self.core.over().unwrap_or(Error::Withdrawn)),
-                    (_, Some(lane)) => executor::run(&mut lane.group, &self.members, &agreed, &mut tensors, planned),
-                };
-                self.with_state(|st| {
-                    let now = self.core.now();
-                    if planned {
-                        st.node.finished(now);
-                    }
-                    self.finish(st, now, &agreed, tensors, owners, result);
+                let result = self.renew(lane);
+                return self.with_state(|st| {
+                    st.after.extend(result.err().map(After::Failed));
+                    self.next_job(st, self.core.now())
                 });
             }
+        };
+        let planned = batch.gear == Gear::Plan;
+        self.core.observers.begins(batch.began, planned, &batch.agreed);
+        let result = match (&batch.agreed[0].kind, lane) {
+            (Kind::AddSet { ranks }, _) => self.core.add_set(ranks).map(one_outcome),
+            (Kind::RemoveSet { id }, _) => self.core.remove_set(*id).map(one_outcome),
+            (_, None) => Err(self.core.over().unwrap_or(Error::Withdrawn)),
+            (_, Some(lane)) => {
+                executor::run(&mut lane.group, &self.members, &batch.agreed, &mut batch.tensors, planned)
+            }
+        };
+        let now = self.core.now();
+        if !matches!(result, Err(Error::Withdrawn)) {
+            let (began, ended, gear, well) = (batch.began, now, batch.gear, result.is_ok());
+            let ran = Ran { set: self.id, agreed: &batch.agreed, began, ended, gear, well };
+            if let Some(change) = self.core.observers.ran(&ran) {
+                self.tune(&change);
+            }
         }
+        self.with_state(|st| {
+            if planned {
+                st.node.finished(now);
+            }
+            self.finish(st, now, batch, result);
+            self.next_job(st, now)
+        })
+    }
+
+    /// Follows the tuner: all members do from the same batch on.
+    fn tune(&self, change: &Change) {
+        self.core.log_tuning(change);
+        self.with_state(|st| {
+            st.node.tune(change.parameters.fusion_threshold);
+            if change.finished {
+                st.node.allow_plans();
+            }
+            self.turn(st);
+        });
     }
 
     /// Keeps the promises of a batch, or puts its tensors back.
-    fn finish(
-        &self,
-        st: &mut State,
-        now: Duration,
-        agreed: &[Arc<Agreed>],
-        tensors: Vec<Tensor>,
-        owners: Vec<Option<(Arc<Promise>, u64)>>,
-        result: Result<Vec<Outcome>>,
-    ) {
+    fn finish(&self, st: &mut State, now: Duration, batch: Batch, result: Result<SmallVec<[Outcome; 1]>>) {
+        let Batch { agreed, tensors, .. } = batch;
         match result {
             Ok(outcomes) => {
-                for (outcome, owner) in outcomes.into_iter().zip(owners) {
-                    if let Some((promise, record)) = owner {
-                        st.recorder.came_to(record, Stage::Done, now);
-                        st.after.push(After::Keep(promise, Ok(outcome)));
-                    }
+                for (agreed, outcome) in agreed.iter().zip(outcomes) {
+                    let Some(entry) = st.entries.remove(&agreed.name) else { continue };
+                    st.recorder.came_to(entry.record, Stage::Done, now);
+                    self.core.observers.metrics.completed([now.saturating_sub(entry.since)]);
+                    st.after.push(After::Keep(entry.promise, Ok(outcome)));
                 }
             }
             Err(Error::Withdrawn) if st.over.is_none() => {
-                for ((agreed, tensor), owner) in agreed.iter().zip(tensors).zip(owners) {
-                    if let Some((promise, record)) = owner {
-                        st.entries.insert(agreed.name.clone(), Entry { tensor, promise, record });
+                for (agreed, tensor) in agreed.iter().zip(tensors) {
+                    let Some(entry) = st.entries.get_mut(&agreed.name) else { continue };
+                    entry.tensor = Some(tensor);
+                    st.recorder.came_to(entry.record, Stage::Submitted, now);
+                    if let Some(error) = entry.verdict.take() {
+                        self.refuse(st, now, &agreed.name, &error);
                     }
                 }
             }
             Err(error) => {
-                for (promise, record) in owners.into_iter().flatten() {
-                    st.recorder.came_to(record, Stage::Failed, now);
-                    match (&st.over, &error) {
-                        (Some(over), _) => st.after.push(After::Keep(promise, Err(over.clone()))),
-                        // Making or removing a process set may be refused, on all ranks alike.
-                        (None, Error::Usage(_)) if agreed[0].kind.name().ends_with("SET") => {
-                            st.after.push(After::Keep(promise, Err(error.clone())));
-                        }
-                        (None, _) => st.doomed.push(promise),
+                // Making or removing a process set may be refused, on all ranks alike. Everything else ends the job, and
+                // all are told what failed first.
+                let refused = matches!(error, Error::Usage(_)) && !agreed[0].kind.is_cacheable();
+                for agreed in &agreed {
+                    let Some(entry) = st.entries.remove(&agreed.name) else { continue };
+                    st.recorder.failed(entry.record, &error, now);
+                    match &st.over {
+                        Some(over) => st.after.push(After::Keep(entry.promise, Err(over.clone()))),
+                        None if refused => st.after.push(After::Keep(entry.promise, Err(error.clone()))),
+                        None => st.doomed.push(entry.promise),
                     }
                 }
-                if st.over.is_none() && !st.doomed.is_empty() {
+                if st.over.is_none() && !refused {
                     st.after.push(After::Failed(error));
                 }
             }
+        }
+    }
+
+    /// Fails a tensor that does not run.
+    fn refuse(&self, st: &mut State, now: Duration, name: &str, error: &Error) {
+        if let Some(entry) = st.entries.remove(name) {
+            st.recorder.failed(entry.record, error, now);
+            st.after.push(After::Keep(entry.promise, Err(error.clone())));
         }
     }
 
@@ -470,7 +569,7 @@ impl ProcessSet {
     fn run_jobs(&self) {
         loop {
             let mut st = lock(&self.state);
-            while !(st.drivers == 0 && self.has_job(&st)) {
+            while !(self.is_undriven() && self.has_job(&st)) {
                 if st.closing.is_some() {
                     return;
                 }
@@ -489,9 +588,7 @@ impl ProcessSet {
     fn watch(&self, watched: &[(OwnedFd, usize)]) {
         loop {
             let (interest, nap) = self.with_state(|st| {
-                if std::mem::take(&mut st.armed) {
-                    st.wires.disarm();
-                }
+                self.disarm(st);
                 let hold_back = self.hold_back(st);
                 if hold_back.is_none() {
                     self.turn(st);
@@ -499,7 +596,7 @@ impl ProcessSet {
                 let mut heard = Vec::new();
                 st.wires.check(&mut heard);
                 st.heard.append(&mut heard);
-                if st.drivers == 0 {
+                if self.is_undriven() {
                     if hold_back.is_none() {
                         self.arm(st);
                     }
@@ -527,7 +624,7 @@ impl ProcessSet {
     fn hold_back(&self, st: &State) -> Option<Duration> {
         let until = st.unsaid? + self.core.options.cycle_time?;
         let left = until.saturating_sub(self.core.now());
-        (!left.is_zero() && st.drivers == 0 && st.over.is_none()).then_some(left)
+        (!left.is_zero() && self.is_undriven() && st.over.is_none()).then_some(left)
     }
 
     fn nap(&self, st: &State) -> Duration {
@@ -576,26 +673,46 @@ impl ProcessSet {
                 self.act(st, now, action);
             }
             if !again {
+                if stirred {
+                    self.count_messages(st);
+                }
                 return stirred;
             }
             stirred = true;
         }
     }
 
+    fn count_messages(&self, st: &mut State) {
+        let (before, now) = (std::mem::replace(&mut st.counted, st.wires.traffic), st.wires.traffic);
+        let metrics = &self.core.observers.metrics;
+        metrics.add(Count::ControlMessagesSent, now.sent - before.sent);
+        metrics.add(Count::ControlMessagesReceived, now.received - before.received);
+        metrics.add(Count::ControlBytesSent, now.sent_bytes - before.sent_bytes);
+        metrics.add(Count::ControlBytesReceived, now.received_bytes - before.received_bytes);
+        let (hits, misses) = st.node.take_lookups();
+        metrics.add(Count::CacheHits, hits);
+        metrics.add(Count::CacheMisses, misses);
+    }
+
     fn act(&self, st: &mut State, now: Duration, action: Action) {
         match action {
             Action::Run(agreed) => {
+                let gear = st.node.gear();
+                self.core.observers.agreed(now, gear, &agreed);
                 for batch in fusion::batches(&agreed, st.fusion) {
-                    st.queue.push_back(Job::Batch(batch.tensors.iter().map(|i| Arc::clone(&agreed[*i])).collect()));
+                    let batch = batch.tensors.iter().map(|i| Arc::clone(&agreed[*i])).collect();
+                    st.queue.push_back(Job::Batch(batch, gear));
                 }
-                if st.drivers == 0 {
-                    self.work.notify_one();
-                }
+                self.wake_runner();
             }
             Action::Fail(names, error) => {
-                for entry in names.iter().filter_map(|name| st.entries.remove(name)) {
-                    st.recorder.came_to(entry.record, Stage::Failed, now);
-                    st.after.push(After::Keep(entry.promise, Err(error.clone())));
+                self.core.observers.refused(now, &names);
+                for name in &names {
+                    match st.entries.get_mut(name) {
+                        // Withdrawn from, but not back yet.
+                        Some(Entry { tensor: None, verdict, .. }) => *verdict = Some(error.clone()),
+                        _ => self.refuse(st, now, name, &error),
+                    }
                 }
             }
             Action::AllJoined(last) => {
@@ -605,10 +722,9 @@ impl ProcessSet {
                 }
             }
             Action::Planned => {
+                self.core.observers.metrics.changed_gear("the same step came again and again: a plan");
                 st.after.push(After::Inform(format!("process set {}: follows a plan from now on", self.id)));
-                if st.drivers == 0 {
-                    self.work.notify_one();
-                }
+                self.wake_runner();
             }
             Action::PlanLeft { withdraw, renew, reason } => {
                 if withdraw {
@@ -616,24 +732,30 @@ impl ProcessSet {
                 }
                 if renew {
                     st.queue.push_back(Job::Renew);
+                    self.wake_runner();
                 }
+                self.core.observers.metrics.add(Count::PlansLeft, 1);
+                self.core.observers.metrics.changed_gear(&reason);
                 st.after.push(After::Inform(format!("process set {}: left the plan, {reason}", self.id)));
             }
             Action::Asked => {
                 let doing = st.recorder.last(now);
                 st.node.answer(doing);
             }
-            Action::Stalled(report) => st.after.push(After::Warn(report.to_string())),
+            Action::Stalled(report) => {
+                self.core.observers.metrics.add(Count::Stalls, 1);
+                st.after.push(After::Warn(report.to_string()));
+            }
             Action::Tune(threshold) => st.fusion.threshold = threshold,
             Action::Over(error) => {
                 st.over = Some(error.clone());
                 st.withdrawal.set();
                 st.queue.clear();
                 st.wires.expect_end();
-                let entries = std::mem::take(&mut st.entries);
-                for entry in entries.into_values() {
-                    st.recorder.came_to(entry.record, Stage::Failed, now);
-                    st.after.push(After::Keep(entry.promise, Err(error.clone())));
+                // What runs is still being used; it fails when it comes back.
+                let waiting = |(name, entry): (&String, &Entry)| entry.tensor.is_some().then(|| name.clone());
+                for name in st.entries.iter().filter_map(waiting).collect::<Vec<_>>() {
+                    self.refuse(st, now, &name, &error);
                 }
                 for promise in st.joins.drain(..).chain(st.doomed.drain(..)) {
                     st.after.push(After::Keep(promise, Err(error.clone())));
@@ -641,6 +763,29 @@ impl ProcessSet {
                 st.after.push(After::Over(error));
             }
         }
+    }
+
+    /// Finds out how this rank's clock stands to that of the first member. All members must call this.
+    ///
+    /// Nobody leaves the barrier before all have come, so the first member reads its clock after this rank has come; and
+    /// before this rank has heard of it.
+    pub(crate) fn align_clocks(&self) -> Result<()> {
+        let mut lane = lock(&self.lane);
+        let Some(Lane { group, .. }) = lane.as_mut() else { return Ok(()) };
+        let nanos = || self.core.now().as_nanos() as u64;
+        let mut clock = PeerClock::default();
+        for _ in 0..CLOCK_SAMPLES {
+            let sent = nanos();
+            group.barrier()?;
+            let mut read = [nanos()];
+            group.broadcast(&mut read, 0)?;
+            clock.observe(RoundTrip { sent, arrived: read[0], answered: read[0], returned: nanos() });
+        }
+        let estimate = if group.rank() == 0 { Some(Estimate::SAME) } else { clock.estimate(nanos()) };
+        if let Some(estimate) = estimate {
+            self.core.observers.clock(self.core.now(), estimate);
+        }
+        Ok(())
     }
 
     /// Ends the job for all ranks.
@@ -693,7 +838,7 @@ impl ProcessSet {
     }
 
     /// How members agree at present, and what that has cost in messages.
-    pub(crate) fn traffic(&self) -> (crate::node::Gear, Traffic) {
+    pub(crate) fn traffic(&self) -> (Gear, Traffic) {
         let st = lock(&self.state);
         (st.node.gear(), st.wires.traffic)
     }
@@ -720,8 +865,8 @@ impl ProcessSet {
     }
 }
 
-fn one_outcome<T>(_: T) -> Vec<Outcome> {
-    vec![Outcome::default()]
+fn one_outcome<T>(_: T) -> SmallVec<[Outcome; 1]> {
+    smallvec![Outcome::default()]
 }
 
 /// A set's connections: 0 for the agreement, from 1 on for its lanes.
@@ -731,7 +876,7 @@ fn group_id(serial: u64, what: u64) -> GroupId {
 
 /// Members by host: hosts in the order of their first member.
 fn hosts(core: &Core, members: &[Rank]) -> Vec<Vec<usize>> {
-    let mut places: HashMap<&str, usize> = HashMap::new();
+    let mut places: HashMap<&str, usize> = HashMap::default();
     let mut hosts: Vec<Vec<usize>> = Vec::new();
     for (member, rank) in members.iter().enumerate() {
         let host = *places.entry(core.fabric.cards()[*rank].locality.as_str()).or_insert(hosts.len());
@@ -762,7 +907,7 @@ pub(crate) fn set_request(kind: Kind) -> Submission {
 /// A number for a group of tensors that is the same on all ranks and in every step: made of their names.
 pub(crate) fn group_number<'a>(names: impl Iterator<Item = &'a str>) -> u64 {
     // FNV-1a: stable across processes and releases, unlike the standard hasher.
-    names.flat_map(|n| n.bytes().chain([0])).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    names
+        .flat_map(|n| n.bytes().chain([0]))
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

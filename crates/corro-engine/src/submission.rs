@@ -80,6 +80,7 @@ impl Submission {
     /// An error if this can't be run by these members whatever the others say.
     pub(crate) fn check(&self, members: &[usize]) -> Result<()> {
         let (name, n) = (&self.name, members.len());
+        crate::request::check(name, &self.kind, self.dtype)?;
         let rows = self.shape.0.first().copied();
         match &self.kind {
             Kind::Broadcast { root } if !members.contains(root) => {

@@ -61,12 +61,7 @@ struct Wire {
 }
 
 impl Wires {
-    pub(crate) fn open(
-        fabric: &Arc<Fabric>,
-        id: GroupId,
-        members: &[Rank],
-        neighbours: &Neighbours,
-    ) -> Result<Self> {
+    pub(crate) fn open(fabric: &Arc<Fabric>, id: GroupId, members: &[Rank], neighbours: &Neighbours) -> Result<Self> {
         let order: Vec<usize> = neighbours.parent.iter().chain(&neighbours.children).copied().collect();
         let streams = fabric.streams(id, members, order.iter().copied())?;
         let mut wires = order.iter().enumerate().map(|(stream, member)| Wire {

@@ -73,7 +73,8 @@ fn steady_state_needs_no_messages() {
     for hosts in [&[0, 0][..], &[0, 0, 1, 1]] {
         let results = on_hosts(hosts, Options::default, |engine| {
             let step = || {
-                let tickets: Vec<_> = (0..5).map(|t| engine.submit(sum(format!("t{t}"), &[1.0; 10])).unwrap()).collect();
+                let tickets: Vec<_> =
+                    (0..5).map(|t| engine.submit(sum(format!("t{t}"), &[1.0; 10])).unwrap()).collect();
                 tickets.into_iter().for_each(|t| drop(t.wait().unwrap()));
             };
             while engine.gear(GLOBAL).unwrap() != Gear::Plan {
@@ -97,7 +98,8 @@ fn a_plan_is_left_for_something_new_and_found_again() {
         let n = hosts.len() as f32;
         on_hosts(hosts, Options::default, move |engine| {
             for step in 0..60 {
-                let tickets: Vec<_> = (0..4).map(|t| engine.submit(sum(format!("t{t}"), &[t as f32; 50])).unwrap()).collect();
+                let tickets: Vec<_> =
+                    (0..4).map(|t| engine.submit(sum(format!("t{t}"), &[t as f32; 50])).unwrap()).collect();
                 if step % 10 == 9 {
                     assert_eq!(numbers(engine.run(sum(format!("stray{step}"), &[1.0])).unwrap()), [n]);
                 }

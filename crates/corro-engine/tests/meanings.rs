@@ -29,7 +29,10 @@ fn a_mismatch_fails_those_tensors_everywhere_and_nothing_else() {
             assert_eq!(numbers(engine.run(sum("x", &[1.0, 2.0])).unwrap()), [3.0, 6.0]);
             text
         });
-        assert!(texts[0].contains("Mismatched ALLREDUCE tensor shapes") && texts[0].contains("rank 1: [1]"), "{texts:?}");
+        assert!(
+            texts[0].contains("Mismatched ALLREDUCE tensor shapes") && texts[0].contains("rank 1: [1]"),
+            "{texts:?}"
+        );
         assert!(texts.iter().all(|t| *t == texts[0]));
     }
 }
@@ -45,9 +48,13 @@ fn wrong_calls_are_refused_at_once() {
             let other = Submission { set: 9, ..sum("set", &[1.0]) };
             assert!(text(engine.submit(other)).contains("Process set provided does not exist"));
             let splits = Kind::Alltoall { splits: vec![1, 1, 1] };
-            assert!(text(engine.submit(of("a2a", splits, &[3], &[1.0; 3]))).contains("does not equal number of workers"));
+            assert!(
+                text(engine.submit(of("a2a", splits, &[3], &[1.0; 3]))).contains("does not equal number of workers")
+            );
             let splits = Kind::Alltoall { splits: vec![3, 3] };
-            assert!(text(engine.submit(of("a2a", splits, &[3], &[1.0; 3]))).contains("greater than the first dimension"));
+            assert!(
+                text(engine.submit(of("a2a", splits, &[3], &[1.0; 3]))).contains("greater than the first dimension")
+            );
             let short = Submission::allreduce("short", ReduceOp::Sum, DType::F32, Shape(vec![4]), vec![0; 3].into());
             assert!(text(engine.submit(short)).contains("has 16 bytes, but 3 were given"));
         }

@@ -53,7 +53,10 @@ pub(crate) fn on_hosts<T: Send + 'static>(
 }
 
 /// As [`on_hosts`], all on one host, with default options.
-pub(crate) fn on_ranks<T: Send + 'static>(ranks: usize, program: impl Fn(&Engine) -> T + Send + Sync + 'static) -> Vec<T> {
+pub(crate) fn on_ranks<T: Send + 'static>(
+    ranks: usize,
+    program: impl Fn(&Engine) -> T + Send + Sync + 'static,
+) -> Vec<T> {
     on_hosts(&vec![0; ranks], Options::default, program)
 }
 

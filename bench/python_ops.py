@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""The Python front's operations beside torch's Gloo and beside the data plane without any Python, in one run.
+
+    python bench/python_ops.py [--ranks 2]
+
+Owns what is measured and shown; the ranks are this same script, started by `corro run`. Gloo runs in the same processes,
+so both see the same machine. The data plane is `corro-rounds`, asked between rounds through `contestants`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent
+SMALL, LARGE = 1, 16 * 1024 * 1024
+TENSORS, ELEMENTS = 100, 10_000
+ROUNDS = 7
+
+
+def ranks_part(result: Path) -> None:
+    """What every rank does; rank 0 writes the figures, in microseconds."""
+    import torch
+    import torch.distributed as dist
+
+    import corro.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    store = start_store(hvd, dist)
+    dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
+
+    small, large = torch.ones(SMALL), torch.ones(LARGE)
+    many = [torch.ones(ELEMENTS) for _ in range(TENSORS)]
+
+    def corro_many() -> None:
+        handles = [hvd.allreduce_async_(tensor, op=hvd.Max, name=f"tensor {i}") for i, tensor in enumerate(many)]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    def corro_many_unnamed() -> None:
+        handles = [hvd.allreduce_async_(tensor, op=hvd.Max) for tensor in many]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    def gloo_many() -> None:
+        works = [dist.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True) for tensor in many]
+        for work in works:
+            work.wait()
+
+    # Max leaves the numbers as they are, however often it is repeated.
+    cases: dict[str, tuple[Callable[[], object], int]] = {
+        "4 B, corro allreduce_": (lambda: hvd.allreduce_(small, op=hvd.Max, name="small"), 500),
+        "4 B, corro allreduce_ without a name": (lambda: hvd.allreduce_(small, op=hvd.Max), 500),
+        "4 B, gloo": (lambda: dist.all_reduce(small, dist.ReduceOp.MAX), 500),
+        "64 MiB, corro allreduce_": (lambda: hvd.allreduce_(large, op=hvd.Max, name="large"), 3),
+        "64 MiB, gloo": (lambda: dist.all_reduce(large, dist.ReduceOp.MAX), 3),
+        "100 x 40 KB, corro": (corro_many, 20),
+        "100 x 40 KB, corro without names": (corro_many_unnamed, 20),
+        "100 x 40 KB, gloo": (gloo_many, 20),
+    }
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for round_number in range(ROUNDS + 1):
+        for name, (operation, count) in cases.items():
+            hvd.barrier()
+            start = time.perf_counter()
+            for _ in range(count):
+                operation()
+            if round_number:  # the first round warms up
+                times[name].append((time.perf_counter() - start) / count * 1e6)
+    if hvd.rank() == 0:
+        result.write_text(json.dumps(times))
+    hvd.barrier()
+    dist.destroy_process_group()
+
+
+def start_store(hvd, dist):
+    """torch's rendezvous, on a port that rank 0 finds free."""
+    store = dist.TCPStore("127.0.0.1", 0, hvd.size(), hvd.rank() == 0, wait_for_workers=False) if hvd.rank() == 0 else None
+    port = hvd.broadcast_object(store.port if store else None, 0, "port")
+    return store or dist.TCPStore("127.0.0.1", port, hvd.size(), False, wait_for_workers=False)
+
+
+def data_plane(ranks: int) -> float | None:
+    """Microseconds of a 64 MiB allreduce without Python; None where `corro-rounds` has not been built."""
+    sys.path.insert(0, str(BENCH))
+    from contestants import Unable, corro, start
+
+    with ExitStack() as stack:
+        contestant = start(stack, "corro", corro, ranks, {})
+        if contestant is None:
+            return None
+        try:
+            answers = [contestant.ask(f"allreduce {LARGE * 4} 5 2", 60)["median_us"] for _ in range(ROUNDS)]
+        except Unable:
+            return None
+        return statistics.median(answers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.result:
+        ranks_part(options.result)
+        return
+
+    from corro._command import program
+
+    result = Path(f"/tmp/corro-python-ops-{os.getpid()}.json")
+    command = [program(), "run", "-np", str(options.ranks), sys.executable, __file__, "--result", str(result)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    before = data_plane(options.ranks)
+    subprocess.run(command, env=environment, check=True, timeout=300)
+    after = data_plane(options.ranks)
+    times = json.loads(result.read_text())
+    result.unlink()
+
+    print(f"\n{options.ranks} ranks, one thread each; microseconds, median of {ROUNDS} rounds (least)\n")
+    for name, rounds in times.items():
+        print(f"{name:40s} {statistics.median(rounds):12,.1f}   ({min(rounds):,.1f})")
+    if before and after:
+        print(f"{'64 MiB, data plane without Python':40s} {statistics.median([before, after]):12,.1f}")
+
+
+if __name__ == "__main__":
+    main()
