@@ -400,7 +400,7 @@ mod tests {
             (r#"corro_control_messages_total{rank="3",direction="sent"}"#, 100.0),
             (r#"corro_rounds_total{rank="3",gear="plan"}"#, 106.0),
             (r#"corro_batches_total{rank="3"}"#, 109.0),
-            (r#"corro_wait_seconds_total{rank="3"}"#, 110e-9),
+            (r#"corro_collective_seconds_total{rank="3"}"#, 110e-9),
             (r#"corro_tensors_total{rank="3",kind="allgather"}"#, 3.0),
             (r#"corro_queue_depth{rank="3"}"#, 3.0),
             (r#"corro_ticket_latency_seconds_bucket{rank="3",le="0.000001024"}"#, 0.0),

@@ -96,6 +96,8 @@ pub enum Action {
         /// Who wanted it, and why.
         reason: String,
     },
+    /// Only at the root, for the timeline: this rank has asked for this tensor, in full.
+    Heard(String, Rank),
     /// Say what this member is doing, by [`Node::answer`].
     Asked,
     /// To be told to people.
@@ -255,24 +257,13 @@ impl Node {
 
     /// This member's program submits a tensor.
     pub fn submit(&mut self, now: Time, request: Request) {
-        self.now = now;
-        if self.over.is_some() {
+        if self.submit_to_plan(now, &request) || self.over.is_some() {
             return;
         }
         if self.joining != Joining::No {
             return self.aside.push(request);
         }
-        if let Some(following) = &mut self.following {
-            if let Some(cached) = self.cache.find(&request) {
-                let waited = following.has_ready() || self.in_entry;
-                if following.submit(cached.slot) {
-                    if !waited {
-                        self.moved = now;
-                    }
-                    self.lookups.0 += 1;
-                    return;
-                }
-            }
+        if self.following.is_some() {
             let name = &request.name;
             let why = if self.cache.named(name).is_some() {
                 format!("tensor {name} is not part of it, or not as it was")
@@ -284,6 +275,22 @@ impl Node {
         let known = self.cache.find(&request).is_some();
         self.lookups = (self.lookups.0 + u64::from(known), self.lookups.1 + u64::from(!known));
         self.tell(request, now);
+    }
+
+    /// As [`Node::submit`], if the tensor is part of the plan that is being followed; false if not, and then nothing was
+    /// done. It spares whoever submits giving the request away.
+    pub fn submit_to_plan(&mut self, now: Time, request: &Request) -> bool {
+        self.now = now;
+        let Some(following) = self.following.as_mut().filter(|_| self.joining == Joining::No) else { return false };
+        let waited = following.has_ready() || self.in_entry;
+        if !self.cache.find(request).is_some_and(|cached| following.submit(cached.slot)) {
+            return false;
+        }
+        if !waited {
+            self.moved = now;
+        }
+        self.lookups.0 += 1;
+        true
     }
 
     /// This member's program has run out of data. What it submits from here on waits until all have joined.
@@ -355,7 +362,7 @@ impl Node {
     }
 
     /// Begins the next entry of the plan, if there is one and its tensors are there.
-    pub fn begin(&mut self, now: Time) -> Option<Vec<Arc<Agreed>>> {
+    pub fn begin(&mut self, now: Time) -> Option<Arc<[Arc<Agreed>]>> {
         self.now = now;
         if !self.can_begin() {
             return None;
@@ -596,7 +603,7 @@ mod tests {
                 Action::Stalled(report) => format!("stalled by {:?}", report.missing.keys().collect::<Vec<_>>()),
                 Action::Tune(bytes) => format!("tune {bytes}"),
                 Action::Over(error) => format!("over: {error}"),
-                Action::Asked => String::new(),
+                Action::Asked | Action::Heard(..) => String::new(),
             };
             let told: BTreeSet<Vec<String>> =
                 self.actions.iter_mut().map(|a| a.drain(..).map(words).filter(|w| !w.is_empty()).collect()).collect();

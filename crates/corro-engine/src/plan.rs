@@ -114,6 +114,8 @@ impl Learner {
 #[derive(Debug)]
 pub struct Following {
     batches: Vec<Vec<Slot>>,
+    /// What each entry gives when it begins; made once.
+    agreed: Vec<Arc<[Arc<Agreed>]>>,
     /// For each entry, how many tensors it needs, and how many of those this member has not submitted.
     needs: Vec<usize>,
     missing: Vec<usize>,
@@ -159,8 +161,19 @@ impl Following {
                 }
             }
         }
+        let of = |slot: &Slot| tensors.get(slot).map(|t: &Tensor| Arc::clone(&t.cached.agreed));
+        let agreed = batches.iter().map(|slots| slots.iter().filter_map(of).collect()).collect();
         let sound = !needs.is_empty() && !needs.contains(&0);
-        sound.then(|| Self { batches, missing: needs.clone(), needs, tensors, ready: 0, begun: 0, halted: false })
+        sound.then(|| Self {
+            batches,
+            agreed,
+            missing: needs.clone(),
+            needs,
+            tensors,
+            ready: 0,
+            begun: 0,
+            halted: false,
+        })
     }
 
     /// Takes note that this member has submitted `slot`. False if the plan does not have it.
@@ -174,7 +187,7 @@ impl Following {
     }
 
     /// Begins the next entry if all its tensors are there: gives them.
-    pub fn begin(&mut self) -> Option<Vec<Arc<Agreed>>> {
+    pub fn begin(&mut self) -> Option<Arc<[Arc<Agreed>]>> {
         let next = (self.begun % self.batches.len() as u64) as usize;
         if self.halted || self.missing[next] > 0 {
             return None;
@@ -182,14 +195,12 @@ impl Following {
         self.begun += 1;
         self.missing[next] = self.needs[next];
         self.ready -= self.batches[next].len();
-        let mut tensors = Vec::with_capacity(self.batches[next].len());
         for slot in &self.batches[next] {
             if let Some(tensor) = self.tensors.get_mut(slot) {
                 tensor.ready = false;
-                tensors.push(Arc::clone(&tensor.cached.agreed));
             }
         }
-        Some(tensors)
+        Some(Arc::clone(&self.agreed[next]))
     }
 
     /// Whether the next entry could begin.

@@ -67,7 +67,7 @@ struct Entry {
 /// What the lane does next.
 enum Job {
     /// Run these as one.
-    Batch(Vec<Arc<Agreed>>, Gear),
+    Batch(Arc<[Arc<Agreed>]>, Gear),
     /// Open fresh connections: some member withdrew from the old ones.
     Renew,
 }
@@ -80,7 +80,7 @@ enum Running {
 
 /// Tensors that run as one. Most often it is one: then nothing is allocated.
 struct Batch {
-    agreed: Vec<Arc<Agreed>>,
+    agreed: Arc<[Arc<Agreed>]>,
     /// Of this member; where it has joined, nothing.
     tensors: SmallVec<[Tensor; 1]>,
     began: Duration,
@@ -110,7 +110,7 @@ struct State {
     counted: Traffic,
     recorder: Recorder,
     /// To be done once the lock is released.
-    after: Vec<After>,
+    after: SmallVec<[After; 1]>,
     heard: Vec<Heard>,
 }
 
@@ -180,7 +180,7 @@ impl ProcessSet {
             closing: None,
             counted: Traffic::default(),
             recorder: Recorder::new(core.options.recorded).of_set(id),
-            after: Vec::new(),
+            after: SmallVec::new(),
             heard: Vec::new(),
         };
         let set = Arc::new(Self {
@@ -264,19 +264,23 @@ impl ProcessSet {
         mut submission: Submission,
         group: Option<(u64, usize)>,
     ) -> Result<Arc<Promise>> {
-        let request = submission.request(group);
-        if st.entries.contains_key(&request.name) {
-            return Err(self.duplicate(&request.name));
+        if st.entries.contains_key(&submission.name) {
+            return Err(self.duplicate(&submission.name));
         }
+        let request = submission.request(group);
         let promise = Promise::new();
         let record = st.recorder.submitted(&request.name, request.kind.name(), request.bytes(), now);
         self.core.observers.submitted(now, &request);
         let Submission { input, output, .. } = submission;
         let tensor = Tensor { input, output, prescaled: false };
         let entry = Entry { tensor: Some(tensor), verdict: None, promise: Arc::clone(&promise), record, since: now };
-        st.entries.insert(request.name.clone(), entry);
+        if st.node.submit_to_plan(now, &request) {
+            st.entries.insert(request.name, entry);
+        } else {
+            st.entries.insert(request.name.clone(), entry);
+            st.node.submit(now, request);
+        }
         self.core.observers.metrics.set_queue_depth(st.entries.len() as u64);
-        st.node.submit(now, request);
         Ok(promise)
     }
 
@@ -438,7 +442,7 @@ impl ProcessSet {
             None => (st.node.begin(now)?, Gear::Plan),
         };
         let mut tensors = SmallVec::with_capacity(agreed.len());
-        for agreed in &agreed {
+        for agreed in agreed.iter() {
             let entry = st.entries.get_mut(&agreed.name);
             if let Some(entry) = &entry {
                 st.recorder.came_to(entry.record, Stage::Running, now);
@@ -525,7 +529,7 @@ impl ProcessSet {
                 // Making or removing a process set may be refused, on all ranks alike. Everything else ends the job, and
                 // all are told what failed first.
                 let refused = matches!(error, Error::Usage(_)) && !agreed[0].kind.is_cacheable();
-                for agreed in &agreed {
+                for agreed in agreed.iter() {
                     let Some(entry) = st.entries.remove(&agreed.name) else { continue };
                     st.recorder.failed(entry.record, &error, now);
                     match &st.over {
@@ -737,6 +741,11 @@ impl ProcessSet {
                 self.core.observers.metrics.add(Count::PlansLeft, 1);
                 self.core.observers.metrics.changed_gear(&reason);
                 st.after.push(After::Inform(format!("process set {}: left the plan, {reason}", self.id)));
+            }
+            Action::Heard(name, rank) => {
+                if let Ok(member) = self.members.binary_search(&rank) {
+                    self.core.observers.rank_ready(now, &name, member);
+                }
             }
             Action::Asked => {
                 let doing = st.recorder.last(now);

@@ -16,7 +16,7 @@ use crate::matching::Agreed;
 use crate::message::{Announcement, Decision, Item, Slot, Up, ranges};
 use crate::plan::{Learner, is_plannable};
 
-use super::Node;
+use super::{Action, Node};
 
 /// How long missing ranks may take to tell what they are doing, and members to leave a plan when the job is to end.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
@@ -173,6 +173,7 @@ impl Node {
         if let Some(cached) = self.cache.named(&request.name) {
             self.forget(vec![cached.slot]);
         }
+        self.actions.push(Action::Heard(request.name.clone(), rank));
         let Some(root) = &mut self.root else { return };
         let outputs = root.coordinator.step(self.now, Input::Announce { rank, requests: vec![request], waited });
         self.follow(outputs);

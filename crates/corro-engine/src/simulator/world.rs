@@ -473,6 +473,7 @@ impl<'a> World<'a> {
                     self.member(place).lane.tasks.push_back(Task::Renew);
                 }
             }
+            Action::Heard(..) => {}
             Action::Asked => self.member(place).node.answer(format!("rank {rank} is in a test")),
             Action::Stalled(report) => self.report.stalls[set][me].push((report, now)),
             Action::Tune(threshold) => self.member(place).limits.threshold = threshold,

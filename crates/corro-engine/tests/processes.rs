@@ -1,0 +1,302 @@
+//! Ranks as real processes: what happens to those that are left when one dies, stops, leaves or ends the job.
+//!
+//! Unless a test says otherwise ranks may wait 30 s for each other, so an error that comes within [`PROMPT`] has not come
+//! from waiting.
+
+#[path = "../../corro-collectives/tests/job/mod.rs"]
+mod job;
+mod support;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use corro_core::{Error, Result};
+use corro_engine::{Engine, GLOBAL, Gear, Outcome};
+use job::{Job, Plan, say, say_result, wait_for_go};
+use rustix::process::Signal;
+use support::{numbers, sum};
+
+/// Well before any limit of 30 s.
+const PROMPT: Duration = Duration::from_secs(10);
+
+/// What the processes that the tests below start do: `role`, `role:victim` or `role:victim:gear`.
+#[test]
+#[ignore = "a rank that other tests start"]
+fn rank_process() {
+    let Some(role) = job::role() else { return };
+    let mut words = role.split(':');
+    let role = words.next().unwrap_or_default();
+    let victim = words.next().and_then(|v| v.parse::<usize>().ok());
+    if role == "again" {
+        return again();
+    }
+    let engine = Engine::from_env(0).expect("joining the job");
+    let is_victim = victim == Some(engine.rank());
+    match role {
+        "wait" => {
+            warm(&engine, words.next().expect("a gear"));
+            wait(&engine, is_victim);
+        }
+        "leave" => {
+            warm(&engine, words.next().expect("a gear"));
+            if is_victim {
+                say("in");
+                wait_for_go();
+                // Neither drops the engine nor says goodbye.
+                std::process::exit(0);
+            }
+            wait(&engine, false);
+        }
+        "busy" => busy(&engine),
+        "end" => end(&engine, is_victim),
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// Steps until ranks agree by `gear`.
+fn warm(engine: &Engine, gear: &str) {
+    let steps = if gear == "announce" { 0 } else { 8 };
+    for _ in 0..steps {
+        engine.run(sum("x", &[1.0; 100])).expect("a step");
+    }
+    let plan = engine.gear(GLOBAL).expect("the gear") == Gear::Plan;
+    assert_eq!(plan, gear == "plan", "{gear}");
+}
+
+/// All but the victim wait for a tensor that the victim does not submit, until something happens to it.
+fn wait(engine: &Engine, is_victim: bool) {
+    say("in");
+    wait_for_go();
+    if is_victim {
+        // Told to go on, it comes late.
+        return say_result(&engine.run(sum("x", &[1.0; 100])));
+    }
+    // One is driven by the program that waits, one is nobody's business for now.
+    let other = engine.submit(sum("y", &[1.0; 100])).expect("submitting y");
+    let first = engine.run(sum("x", &[1.0; 100])).map(drop);
+    say_result(&first);
+    let start = Instant::now();
+    let later = [other.wait().map(drop), engine.run(sum("z", &[1.0])).map(drop), engine.submit(sum("w", &[1.0])).map(drop)];
+    let at_once = start.elapsed() < Duration::from_secs(2);
+    say(if at_once && later.iter().all(|l| *l == first) { "the same later".into() } else { format!("{later:?} later") });
+    assert_eq!(engine.over(), first.err());
+}
+
+/// Works with large and small tensors in flight until something happens.
+fn busy(engine: &Engine) {
+    let sizes = [16_384, 2_000_000, 100, 300_000];
+    let step = || -> Result<()> {
+        let submit = |(i, len): (usize, &usize)| engine.submit(sum(format!("t{i}"), &vec![1.0; *len]));
+        let tickets: Vec<_> = sizes.iter().enumerate().map(submit).collect::<Result<_>>()?;
+        let results: Vec<Result<Outcome>> = tickets.into_iter().map(corro_engine::Ticket::wait).collect();
+        for (result, len) in results.into_iter().zip(sizes) {
+            assert_eq!(numbers(result?), vec![engine.size() as f32; len]);
+        }
+        Ok(())
+    };
+    step().expect("a first step");
+    say("in");
+    let error = loop {
+        if let Err(error) = step() {
+            break error;
+        }
+    };
+    say_result::<()>(&Err(error));
+}
+
+/// The victim ends the job while others compute.
+fn end(engine: &Engine, is_victim: bool) {
+    engine.run(sum("x", &[1.0])).expect("a first step");
+    say("in");
+    wait_for_go();
+    if is_victim {
+        engine.shutdown();
+    } else {
+        let (start, mut sink) = (Instant::now(), 0u64);
+        while start.elapsed() < Duration::from_millis(500) {
+            sink = std::hint::black_box(sink + 1);
+        }
+    }
+    let result = engine.run(sum("x", &[1.0]));
+    say(matches!(result, Err(Error::Shutdown(_))));
+}
+
+/// Joins the job again and again.
+fn again() {
+    for epoch in 0..5 {
+        let engine = Engine::from_env(epoch).expect("joining the job");
+        for step in 0..8 {
+            let total = numbers(engine.run(sum("x", &[epoch as f32])).expect("a step"));
+            assert_eq!(total, [epoch as f32 * engine.size() as f32], "epoch {epoch}, step {step}");
+        }
+        // Not all at the same time, and not always by hand.
+        std::thread::sleep(Duration::from_millis(20 * (engine.rank() as u64)));
+        if epoch % 2 == 0 {
+            engine.shutdown();
+        }
+    }
+    say("ok");
+}
+
+type Layout = fn(usize, &mut Command);
+
+const LAYOUTS: [(&str, Layout); 3] = [
+    ("on one host", |_, _| {}),
+    ("each on its own host", |rank, command| {
+        command.env("CORRO_HOSTNAME", format!("host{rank}"));
+    }),
+    ("two a host", |rank, command| {
+        command.env("CORRO_HOSTNAME", format!("host{}", rank / 2));
+    }),
+];
+
+fn in_gear(gear: &str, command: &mut Command) {
+    if gear == "bits" {
+        command.env("CORRO_PLAN", "0");
+    }
+}
+
+fn survivors(job: &Job, victim: usize) -> Vec<usize> {
+    (0..job.len()).filter(|i| *i != victim).collect()
+}
+
+/// Starts ranks of which all but the victim wait for the victim.
+fn waiting(role: &str, size: usize, victim: usize, gear: &str, adapt: impl Fn(usize, &mut Command)) -> Job {
+    let role = format!("{role}:{victim}:{gear}");
+    let plan = Plan::new(&role, size).adapt(|rank, command| {
+        in_gear(gear, command);
+        adapt(rank, command);
+    });
+    let mut job = plan.start();
+    job.expect(0..size, "in");
+    for i in survivors(&job, victim) {
+        job.go(i);
+    }
+    // Time to get into the wait; it works just as well if they are not there yet.
+    std::thread::sleep(Duration::from_millis(200));
+    job
+}
+
+/// All others say soon, and in the same words whatever they do next, that the victim is lost.
+fn all_name(job: &mut Job, victim: usize, since: Instant, case: &str) {
+    for i in survivors(job, victim) {
+        let text = job.hear(i);
+        assert!(text.starts_with(&format!("lost {victim}: lost rank {victim} on ")), "{case}, rank {i}: {text}");
+        assert!(since.elapsed() < PROMPT, "{case}, rank {i} took {:?}: {text}", since.elapsed());
+    }
+    job.expect(survivors(job, victim), "the same later");
+    for i in survivors(job, victim) {
+        assert!(job.ended_well(i), "{case}, rank {i} did not end well");
+    }
+}
+
+fn killed_while_others_wait(gear: &str) {
+    for (layout, adapt) in LAYOUTS {
+        for victim in [0, 1, 3] {
+            let mut job = waiting("wait", 4, victim, gear, adapt);
+            let killed = Instant::now();
+            job.signal(victim, Signal::KILL);
+            all_name(&mut job, victim, killed, &format!("{layout}, {gear}, {victim} killed"));
+        }
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_by_all_others_when_tensors_are_announced() {
+    killed_while_others_wait("announce");
+}
+
+#[test]
+fn a_killed_rank_is_named_by_all_others_when_tensors_are_bits() {
+    killed_while_others_wait("bits");
+}
+
+#[test]
+fn a_killed_rank_is_named_by_all_others_in_a_plan() {
+    killed_while_others_wait("plan");
+}
+
+#[test]
+fn a_rank_killed_at_work_is_named_by_all_others() {
+    for (layout, adapt) in LAYOUTS {
+        for (gear, victim) in [("plan", 0), ("plan", 3), ("bits", 1)] {
+            let plan = Plan::new("busy", 4).adapt(|rank, command| {
+                in_gear(gear, command);
+                adapt(rank, command);
+            });
+            let mut job = plan.start();
+            job.expect(0..4, "in");
+            std::thread::sleep(Duration::from_millis(300 + 37 * victim as u64));
+            let killed = Instant::now();
+            job.signal(victim, Signal::KILL);
+            for i in survivors(&job, victim) {
+                let (text, case) = (job.hear(i), format!("{layout}, {gear}, {victim} killed, rank {i}"));
+                assert!(text.starts_with(&format!("lost {victim}: lost rank {victim} on ")), "{case}: {text}");
+                assert!(killed.elapsed() < PROMPT, "{case} took {:?}", killed.elapsed());
+                assert!(job.ended_well(i), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_exits_without_a_word_is_named_by_all_others() {
+    for (layout, adapt) in LAYOUTS {
+        for (gear, victim) in [("announce", 0), ("bits", 2), ("plan", 1)] {
+            let mut job = waiting("leave", 4, victim, gear, adapt);
+            let left = Instant::now();
+            job.go(victim);
+            all_name(&mut job, victim, left, &format!("{layout}, {gear}, {victim} left"));
+        }
+    }
+}
+
+/// A stopped process is not gone: nothing but time tells. In a plan that is the time a collective may take without
+/// progress, otherwise that of a stall.
+#[test]
+fn a_stopped_rank_is_named_by_all_others_when_the_time_is_over() {
+    for (layout, adapt) in LAYOUTS {
+        for (gear, victim) in [("announce", 2), ("bits", 1), ("plan", 3), ("announce", 0), ("bits", 0), ("plan", 0)] {
+            let job = waiting("wait", 4, victim, gear, |rank, command| {
+                adapt(rank, command);
+                command.env("CORRO_TIMEOUT", "2").env("CORRO_STALL_CHECK_TIME_SECONDS", "1");
+                command.env("CORRO_STALL_SHUTDOWN_TIME_SECONDS", "2");
+            });
+            let stopped = Instant::now();
+            job.signal(victim, Signal::STOP);
+            for i in survivors(&job, victim) {
+                let (text, case) = (job.hear(i), format!("{layout}, {gear}, {victim} stopped, rank {i}"));
+                let stalled = text.contains(&format!("Missing ranks: {victim}!"));
+                assert!(stalled || text.starts_with(&format!("lost {victim}: ")), "{case}: {text}");
+                assert!(stopped.elapsed() < 2 * PROMPT, "{case} took {:?}", stopped.elapsed());
+            }
+            job.expect(survivors(&job, victim), "the same later");
+            job.signal(victim, Signal::KILL);
+        }
+    }
+}
+
+#[test]
+fn a_rank_may_end_the_job_while_others_compute() {
+    for (layout, adapt) in LAYOUTS {
+        for victim in [0, 2] {
+            let role = format!("end:{victim}");
+            let mut job = Plan::new(&role, 4).adapt(adapt).start();
+            job.expect(0..4, "in");
+            job.go_all();
+            for i in 0..4 {
+                assert_eq!(job.hear(i), "true", "{layout}, {victim} ends the job, rank {i}");
+            }
+            job.all_end_well();
+        }
+    }
+}
+
+#[test]
+fn a_process_may_join_again_and_again() {
+    for (_, adapt) in LAYOUTS {
+        let mut job = Plan::new("again", 3).adapt(adapt).start();
+        job.expect(0..3, "ok");
+        job.all_end_well();
+    }
+}
