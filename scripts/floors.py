@@ -13,7 +13,9 @@ FLOORS = {
     "corro-transport": 2,
     "corro-collectives": 3,
     "corro-engine": 4,
+    "corro-capi": 5,
     "corro-launch": 5,
+    "corro-python": 6,
     # Not part of the house: they use it.
     "corro-example": 9,
     "corro-bench": 9,

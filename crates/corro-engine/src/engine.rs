@@ -136,8 +136,9 @@ impl Engine {
         let mut names: Vec<&str> = submissions.iter().map(|s| s.name.as_str()).collect();
         let number = group_number(names.iter().copied());
         names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Error::Usage(format!("a group has two tensors with the same name: {}", twice[0])));
+        let equal = |pair: &[&str]| if let [a, b] = pair { (a == b).then(|| (*a).to_owned()) } else { None };
+        if let Some(twice) = names.windows(2).find_map(equal) {
+            return Err(Error::Usage(format!("a group has two tensors with the same name: {twice}")));
         }
         let promises = set.submit_group(submissions, number)?;
         Ok(promises.into_iter().map(|promise| Ticket { promise, set: Arc::clone(&set) }).collect())

@@ -85,9 +85,9 @@ fn allreduce(
             slices.push(tensor.place()?.as_mut_slice());
         }
         if planned {
-            group.allreduce_withdrawable(&mut slices, &how)?
+            group.allreduce_withdrawable(&mut slices, &how)?;
         } else {
-            group.allreduce_many(&mut slices, &how)?
+            group.allreduce_many(&mut slices, &how)?;
         }
     }
     Ok(agreed.iter().zip(tensors).map(|(a, t)| t.outcome(a.shapes[0].clone())).collect())

@@ -51,6 +51,8 @@ pub struct Rules {
     pub plans: bool,
     /// How plans fuse.
     pub fusion: fusion::Limits,
+    /// Whether the root says who has asked for what, for a timeline.
+    pub ticks: bool,
 }
 
 impl Default for Rules {
@@ -60,6 +62,7 @@ impl Default for Rules {
             cache_capacity: 1024,
             plans: true,
             fusion: fusion::Limits { threshold: 128 << 20, only_groups: false },
+            ticks: false,
         }
     }
 }

@@ -95,6 +95,7 @@ impl Options {
             // While the settings are being tuned, plans would hide what they do.
             plans: self.plans && self.tuning.is_none(),
             fusion: fusion::Limits { threshold: self.fusion_threshold, only_groups: self.only_groups },
+            ticks: self.watching.on_request || self.watching.timeline.is_some(),
         }
     }
 }
@@ -117,7 +118,7 @@ pub struct Watching {
 impl Default for Watching {
     fn default() -> Self {
         let cap = crate::timeline::CAP;
-        Self { timeline: None, on_request: true, mark_cycles: false, trace: None, cap }
+        Self { timeline: None, on_request: false, mark_cycles: false, trace: None, cap }
     }
 }
 

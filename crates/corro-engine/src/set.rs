@@ -8,127 +8,39 @@
 //! Promises are kept, and other sets are told, only after the state's lock is released.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use corro_collectives::Group;
 use corro_core::{Error, GroupId, Rank, Result};
-use corro_transport::Withdrawal;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use smallvec::{SmallVec, smallvec};
+use rustix::event::{EventfdFlags, eventfd};
+use smallvec::SmallVec;
 
-use crate::autotune::Change;
-use crate::clock::{Estimate, PeerClock, RoundTrip};
 use crate::core::Core;
-use crate::executor::{self, Tensor};
+use crate::executor::Tensor;
 use crate::fusion;
-use crate::hash::HashMap;
-use crate::matching::Agreed;
+use crate::hash::{HashMap, HashSet};
 use crate::metrics::Count;
 use crate::node::{Action, Gear, Node};
-use crate::observers::Ran;
-use crate::recorder::{Recorder, State as Stage};
+use crate::recorder::Recorder;
 use crate::request::Kind;
 use crate::submission::Submission;
 use crate::ticket::{Outcome, Promise};
 use crate::tree::{FAN_OUT, neighbours};
 use crate::wires::{Heard, Traffic, Wires};
 
-/// Looks for something to do before a waiting program gives way, if every rank has a core.
-const SPINS: u32 = 200;
-/// Turns given to others before it goes to sleep.
-const YIELDS: u32 = 64;
-/// How long a sleeping program sleeps before it looks again; it is woken when its ticket is done.
-const NAP: Duration = Duration::from_millis(200);
-/// How long the watcher sleeps at most: programs in a plan don't wake it, yet somebody must see when they wait in vain.
-const LOOK_UP: Duration = Duration::from_millis(250);
+mod driving;
+mod lane;
+mod state;
+
+use lane::Lane;
+use state::{After, Entry, Job, State};
+
 /// How long neighbours may take to hear that the job is over.
 const CLOSING_TIME: Duration = Duration::from_secs(3);
-
-/// How often clocks are compared; the quickest comparison counts.
-const CLOCK_SAMPLES: usize = 16;
-
-/// A tensor this member has submitted, until it is done.
-struct Entry {
-    /// `None` while it runs.
-    tensor: Option<Tensor>,
-    /// Why it is to fail once it has come back from a collective it is withdrawn from.
-    verdict: Option<Error>,
-    promise: Arc<Promise>,
-    /// In the flight recorder.
-    record: u64,
-    /// When it was submitted.
-    since: Duration,
-}
-
-/// What the lane does next.
-enum Job {
-    /// Run these as one.
-    Batch(Arc<[Arc<Agreed>]>, Gear),
-    /// Open fresh connections: some member withdrew from the old ones.
-    Renew,
-}
-
-/// A job that was taken.
-enum Running {
-    Batch(Batch),
-    Renew,
-}
-
-/// Tensors that run as one. Most often it is one: then nothing is allocated.
-struct Batch {
-    agreed: Arc<[Arc<Agreed>]>,
-    /// Of this member; where it has joined, nothing.
-    tensors: SmallVec<[Tensor; 1]>,
-    began: Duration,
-    gear: Gear,
-}
-
-struct State {
-    node: Node,
-    wires: Wires,
-    entries: HashMap<String, Entry>,
-    queue: VecDeque<Job>,
-    fusion: fusion::Limits,
-    joins: Vec<Arc<Promise>>,
-    /// Failed in a collective; they learn why once all agree on what failed first.
-    doomed: Vec<Arc<Promise>>,
-    /// Of the lane in use.
-    withdrawal: Withdrawal,
-    over: Option<Error>,
-    /// Whether neighbours ring when they say something.
-    armed: bool,
-    /// Whether the watcher will look again by itself.
-    watcher_up: bool,
-    /// When the first tensor was submitted of which the others were not told.
-    unsaid: Option<Duration>,
-    closing: Option<Instant>,
-    /// What the metrics know of.
-    counted: Traffic,
-    recorder: Recorder,
-    /// To be done once the lock is released.
-    after: SmallVec<[After; 1]>,
-    heard: Vec<Heard>,
-}
-
-/// What is done without the lock.
-enum After {
-    Keep(Arc<Promise>, Result<Outcome>),
-    Warn(String),
-    Inform(String),
-    Over(Error),
-    Failed(Error),
-}
-
-/// What collectives run on.
-struct Lane {
-    group: Group,
-    /// How many came before it.
-    generation: u64,
-}
 
 /// See the module.
 pub(crate) struct ProcessSet {
@@ -292,27 +204,6 @@ impl ProcessSet {
         ))
     }
 
-    /// Wakes whoever is needed for what was just submitted.
-    fn wake_for(&self, st: &mut State, now: Duration) {
-        if st.node.gear() == Gear::Plan {
-            if st.node.can_begin() {
-                self.wake_runner();
-            }
-            if !st.node.has_news() {
-                return;
-            }
-        }
-        st.unsaid.get_or_insert(now);
-        if !std::mem::replace(&mut st.watcher_up, true) {
-            self.ring();
-        }
-    }
-
-    fn ring(&self) {
-        // A full counter (never in practice) means it is ringing already.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-    }
-
     /// This rank has run out of data.
     pub(crate) fn join(&self) -> Result<Arc<Promise>> {
         let promise = Promise::new();
@@ -329,315 +220,6 @@ impl ProcessSet {
             Ok(())
         })?;
         Ok(promise)
-    }
-
-    /// Does the set's work in the caller's thread until the promise is kept; sleeps when there is none to do.
-    pub(crate) fn drive_until(&self, promise: &Promise) {
-        if !promise.is_kept() {
-            self.drivers.fetch_add(1, Ordering::SeqCst);
-            self.drive(promise);
-        }
-    }
-
-    /// As [`ProcessSet::drive_until`], for a caller that counts as driver already.
-    pub(crate) fn drive(&self, promise: &Promise) {
-        let spins = if self.core.may_spin { SPINS } else { 0 };
-        let mut idle = 0;
-        let mut listening = false;
-        while !promise.is_kept() {
-            if self.run_what_is_ready() || self.listen(&mut listening) {
-                idle = 0;
-                continue;
-            }
-            idle += 1;
-            if idle < spins {
-                std::hint::spin_loop();
-            } else if idle < spins + YIELDS {
-                rustix::thread::sched_yield();
-            } else {
-                break;
-            }
-        }
-        let last = self.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
-        if last && (self.disarmed.load(Ordering::SeqCst) || self.may_have_job.load(Ordering::SeqCst)) {
-            self.with_state(|st| {
-                if !st.armed {
-                    self.arm(st);
-                }
-                if self.has_job(st) {
-                    self.work.notify_one();
-                }
-            });
-        }
-        while !promise.is_kept() && !promise.sleep(NAP) {}
-    }
-
-    /// There is a job: if nobody drives, the runner is to do it.
-    fn wake_runner(&self) {
-        self.may_have_job.store(true, Ordering::SeqCst);
-        if self.is_undriven() {
-            self.work.notify_one();
-        }
-    }
-
-    fn is_undriven(&self) -> bool {
-        self.drivers.load(Ordering::SeqCst) == 0
-    }
-
-    /// Looks what the neighbours say; they need not ring meanwhile.
-    fn listen(&self, listening: &mut bool) -> bool {
-        self.with_state(|st| {
-            if !std::mem::replace(listening, true) {
-                self.disarm(st);
-            }
-            self.turn(st) || self.has_job(st)
-        })
-    }
-
-    /// From now on neighbours ring; what they said before is heard now.
-    fn arm(&self, st: &mut State) {
-        st.wires.arm();
-        st.armed = true;
-        self.disarmed.store(false, Ordering::SeqCst);
-        self.turn(st);
-    }
-
-    fn disarm(&self, st: &mut State) {
-        if std::mem::take(&mut st.armed) {
-            st.wires.disarm();
-            self.disarmed.store(true, Ordering::SeqCst);
-        }
-    }
-
-    fn has_job(&self, st: &State) -> bool {
-        !st.queue.is_empty() || st.node.can_begin()
-    }
-
-    /// Runs all jobs there are. False if there were none, or somebody else runs them.
-    fn run_what_is_ready(&self) -> bool {
-        let mut lane = match self.lane.try_lock() {
-            Ok(lane) => lane,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        let Some(mut running) = self.with_state(|st| self.next_job(st, self.core.now())) else { return false };
-        while let Some(next) = self.run_job(&mut lane, running) {
-            running = next;
-        }
-        true
-    }
-
-    fn next_job(&self, st: &mut State, now: Duration) -> Option<Running> {
-        let next = self.take_job(st, now);
-        if next.is_none() {
-            self.may_have_job.store(false, Ordering::SeqCst);
-        }
-        next
-    }
-
-    fn take_job(&self, st: &mut State, now: Duration) -> Option<Running> {
-        let (agreed, gear) = match st.queue.pop_front() {
-            Some(Job::Renew) => return Some(Running::Renew),
-            Some(Job::Batch(agreed, gear)) => (agreed, gear),
-            None => (st.node.begin(now)?, Gear::Plan),
-        };
-        let mut tensors = SmallVec::with_capacity(agreed.len());
-        for agreed in agreed.iter() {
-            let entry = st.entries.get_mut(&agreed.name);
-            if let Some(entry) = &entry {
-                st.recorder.came_to(entry.record, Stage::Running, now);
-            }
-            tensors.push(entry.and_then(|e| e.tensor.take()).unwrap_or_default());
-        }
-        Some(Running::Batch(Batch { agreed, tensors, began: now, gear }))
-    }
-
-    /// Runs a job, and takes the next one.
-    fn run_job(&self, lane: &mut Option<Lane>, running: Running) -> Option<Running> {
-        let mut batch = match running {
-            Running::Batch(batch) => batch,
-            Running::Renew => {
-                let result = self.renew(lane);
-                return self.with_state(|st| {
-                    st.after.extend(result.err().map(After::Failed));
-                    self.next_job(st, self.core.now())
-                });
-            }
-        };
-        let planned = batch.gear == Gear::Plan;
-        self.core.observers.begins(batch.began, planned, &batch.agreed);
-        let result = match (&batch.agreed[0].kind, lane) {
-            (Kind::AddSet { ranks }, _) => self.core.add_set(ranks).map(one_outcome),
-            (Kind::RemoveSet { id }, _) => self.core.remove_set(*id).map(one_outcome),
-            (_, None) => Err(self.core.over().unwrap_or(Error::Withdrawn)),
-            (_, Some(lane)) => {
-                executor::run(&mut lane.group, &self.members, &batch.agreed, &mut batch.tensors, planned)
-            }
-        };
-        let now = self.core.now();
-        if !matches!(result, Err(Error::Withdrawn)) {
-            let (began, ended, gear, well) = (batch.began, now, batch.gear, result.is_ok());
-            let ran = Ran { set: self.id, agreed: &batch.agreed, began, ended, gear, well };
-            if let Some(change) = self.core.observers.ran(&ran) {
-                self.tune(&change);
-            }
-        }
-        self.with_state(|st| {
-            if planned {
-                st.node.finished(now);
-            }
-            self.finish(st, now, batch, result);
-            self.next_job(st, now)
-        })
-    }
-
-    /// Follows the tuner: all members do from the same batch on.
-    fn tune(&self, change: &Change) {
-        self.core.log_tuning(change);
-        self.with_state(|st| {
-            st.node.tune(change.parameters.fusion_threshold);
-            if change.finished {
-                st.node.allow_plans();
-            }
-            self.turn(st);
-        });
-    }
-
-    /// Keeps the promises of a batch, or puts its tensors back.
-    fn finish(&self, st: &mut State, now: Duration, batch: Batch, result: Result<SmallVec<[Outcome; 1]>>) {
-        let Batch { agreed, tensors, .. } = batch;
-        match result {
-            Ok(outcomes) => {
-                for (agreed, outcome) in agreed.iter().zip(outcomes) {
-                    let Some(entry) = st.entries.remove(&agreed.name) else { continue };
-                    st.recorder.came_to(entry.record, Stage::Done, now);
-                    self.core.observers.metrics.completed([now.saturating_sub(entry.since)]);
-                    st.after.push(After::Keep(entry.promise, Ok(outcome)));
-                }
-            }
-            Err(Error::Withdrawn) if st.over.is_none() => {
-                for (agreed, tensor) in agreed.iter().zip(tensors) {
-                    let Some(entry) = st.entries.get_mut(&agreed.name) else { continue };
-                    entry.tensor = Some(tensor);
-                    st.recorder.came_to(entry.record, Stage::Submitted, now);
-                    if let Some(error) = entry.verdict.take() {
-                        self.refuse(st, now, &agreed.name, &error);
-                    }
-                }
-            }
-            Err(error) => {
-                // Making or removing a process set may be refused, on all ranks alike. Everything else ends the job, and
-                // all are told what failed first.
-                let refused = matches!(error, Error::Usage(_)) && !agreed[0].kind.is_cacheable();
-                for agreed in agreed.iter() {
-                    let Some(entry) = st.entries.remove(&agreed.name) else { continue };
-                    st.recorder.failed(entry.record, &error, now);
-                    match &st.over {
-                        Some(over) => st.after.push(After::Keep(entry.promise, Err(over.clone()))),
-                        None if refused => st.after.push(After::Keep(entry.promise, Err(error.clone()))),
-                        None => st.doomed.push(entry.promise),
-                    }
-                }
-                if st.over.is_none() && !refused {
-                    st.after.push(After::Failed(error));
-                }
-            }
-        }
-    }
-
-    /// Fails a tensor that does not run.
-    fn refuse(&self, st: &mut State, now: Duration, name: &str, error: &Error) {
-        if let Some(entry) = st.entries.remove(name) {
-            st.recorder.failed(entry.record, error, now);
-            st.after.push(After::Keep(entry.promise, Err(error.clone())));
-        }
-    }
-
-    /// Replaces the lane. The old one is kept until all members have finished what they had begun there.
-    fn renew(&self, lane: &mut Option<Lane>) -> Result<()> {
-        let Some(old) = lane.take() else { return Ok(()) };
-        let generation = old.generation + 1;
-        let mut group = Group::open(&self.core.fabric, group_id(self.serial, 1 + generation), &self.members)?;
-        group.barrier()?;
-        self.with_state(|st| {
-            st.withdrawal = group.withdrawal();
-            if st.over.is_some() {
-                st.withdrawal.set();
-            }
-        });
-        *lane = Some(Lane { group, generation });
-        Ok(())
-    }
-
-    /// The runner: runs jobs when nobody else does.
-    fn run_jobs(&self) {
-        loop {
-            let mut st = lock(&self.state);
-            while !(self.is_undriven() && self.has_job(&st)) {
-                if st.closing.is_some() {
-                    return;
-                }
-                st = self.work.wait(st).unwrap_or_else(PoisonError::into_inner);
-            }
-            drop(st);
-            if !self.run_what_is_ready() {
-                // Somebody else runs them: when that one leaves, there may be more.
-                let lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-                drop(lane);
-            }
-        }
-    }
-
-    /// The watcher: answers the neighbours when nobody else does.
-    fn watch(&self, watched: &[(OwnedFd, usize)]) {
-        loop {
-            let (interest, nap) = self.with_state(|st| {
-                self.disarm(st);
-                let hold_back = self.hold_back(st);
-                if hold_back.is_none() {
-                    self.turn(st);
-                }
-                let mut heard = Vec::new();
-                st.wires.check(&mut heard);
-                st.heard.append(&mut heard);
-                if self.is_undriven() {
-                    if hold_back.is_none() {
-                        self.arm(st);
-                    }
-                    if self.has_job(st) {
-                        self.work.notify_one();
-                    }
-                }
-                st.watcher_up = false;
-                let nap = hold_back.unwrap_or_else(|| self.nap(st));
-                (st.wires.interest(watched), nap)
-            });
-            let done = self.with_state(|st| st.closing.is_some_and(|until| self.may_close(st, until)));
-            if done {
-                return;
-            }
-            let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
-            fds.extend(interest.iter().map(|(i, flags)| PollFd::from_borrowed_fd(watched[*i].0.as_fd(), *flags)));
-            let nap = Timespec { tv_sec: nap.as_secs().cast_signed(), tv_nsec: i64::from(nap.subsec_nanos()) };
-            let _ = poll(&mut fds, Some(&nap));
-            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
-        }
-    }
-
-    /// How long to hold back what was submitted, for those who set a cycle time.
-    fn hold_back(&self, st: &State) -> Option<Duration> {
-        let until = st.unsaid? + self.core.options.cycle_time?;
-        let left = until.saturating_sub(self.core.now());
-        (!left.is_zero() && self.is_undriven() && st.over.is_none()).then_some(left)
-    }
-
-    fn nap(&self, st: &State) -> Duration {
-        let tick = st.node.next_tick().map_or(LOOK_UP, |at| at.saturating_sub(self.core.now()));
-        tick.clamp(Duration::from_millis(1), LOOK_UP)
-    }
-
-    fn may_close(&self, st: &State, until: Instant) -> bool {
-        (st.node.may_close() && st.wires.is_flushed()) || Instant::now() >= until
     }
 
     /// Listens, thinks, speaks, until there is nothing new. True if anything was heard or said.
@@ -704,8 +286,9 @@ impl ProcessSet {
                 let gear = st.node.gear();
                 self.core.observers.agreed(now, gear, &agreed);
                 for batch in fusion::batches(&agreed, st.fusion) {
+                    let mine = batch.tensors.iter().map(|i| st.entries.contains_key(&agreed[*i].name)).collect();
                     let batch = batch.tensors.iter().map(|i| Arc::clone(&agreed[*i])).collect();
-                    st.queue.push_back(Job::Batch(batch, gear));
+                    st.queue.push_back(Job::Batch(batch, mine, gear));
                 }
                 self.wake_runner();
             }
@@ -715,7 +298,7 @@ impl ProcessSet {
                     match st.entries.get_mut(name) {
                         // Withdrawn from, but not back yet.
                         Some(Entry { tensor: None, verdict, .. }) => *verdict = Some(error.clone()),
-                        _ => self.refuse(st, now, name, &error),
+                        _ => st.refuse(now, name, &error),
                     }
                 }
             }
@@ -758,43 +341,33 @@ impl ProcessSet {
             Action::Tune(threshold) => st.fusion.threshold = threshold,
             Action::Over(error) => {
                 st.over = Some(error.clone());
-                st.withdrawal.set();
-                st.queue.clear();
                 st.wires.expect_end();
+                // After an orderly shutdown what was agreed on before still runs, on all ranks; otherwise they would
+                // differ in what succeeded. It is cut short when the set is stopped.
+                if !matches!(error, Error::Shutdown(_)) || st.node.gear() == Gear::Plan {
+                    st.withdrawal.set();
+                    st.queue.clear();
+                }
+                let told: HashSet<String> = st
+                    .queue
+                    .iter()
+                    .filter_map(|job| if let Job::Batch(agreed, ..) = job { Some(agreed) } else { None })
+                    .flat_map(|agreed| agreed.iter().map(|a| a.name.clone()))
+                    .collect();
+                // First, so that a program that hears of it from its ticket finds the engine over.
+                st.after.push(After::Over(error.clone()));
                 // What runs is still being used; it fails when it comes back.
-                let waiting = |(name, entry): (&String, &Entry)| entry.tensor.is_some().then(|| name.clone());
+                let waiting = |(name, entry): (&String, &Entry)| {
+                    (entry.tensor.is_some() && !told.contains(name)).then(|| name.clone())
+                };
                 for name in st.entries.iter().filter_map(waiting).collect::<Vec<_>>() {
-                    self.refuse(st, now, &name, &error);
+                    st.refuse(now, &name, &error);
                 }
                 for promise in st.joins.drain(..).chain(st.doomed.drain(..)) {
                     st.after.push(After::Keep(promise, Err(error.clone())));
                 }
-                st.after.push(After::Over(error));
             }
         }
-    }
-
-    /// Finds out how this rank's clock stands to that of the first member. All members must call this.
-    ///
-    /// Nobody leaves the barrier before all have come, so the first member reads its clock after this rank has come; and
-    /// before this rank has heard of it.
-    pub(crate) fn align_clocks(&self) -> Result<()> {
-        let mut lane = lock(&self.lane);
-        let Some(Lane { group, .. }) = lane.as_mut() else { return Ok(()) };
-        let nanos = || self.core.now().as_nanos() as u64;
-        let mut clock = PeerClock::default();
-        for _ in 0..CLOCK_SAMPLES {
-            let sent = nanos();
-            group.barrier()?;
-            let mut read = [nanos()];
-            group.broadcast(&mut read, 0)?;
-            clock.observe(RoundTrip { sent, arrived: read[0], answered: read[0], returned: nanos() });
-        }
-        let estimate = if group.rank() == 0 { Some(Estimate::SAME) } else { clock.estimate(nanos()) };
-        if let Some(estimate) = estimate {
-            self.core.observers.clock(self.core.now(), estimate);
-        }
-        Ok(())
     }
 
     /// Ends the job for all ranks.
@@ -833,10 +406,15 @@ impl ProcessSet {
         self.work.notify_all();
         self.ring();
         let own = std::thread::current().id();
-        for thread in std::mem::take(&mut *lock(&self.threads)) {
-            if thread.thread().id() != own {
-                let _ = thread.join();
-            }
+        let mut threads = std::mem::take(&mut *lock(&self.threads));
+        threads.retain(|t| t.thread().id() != own);
+        while threads.iter().any(|t| !t.is_finished()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        // Whatever still runs waits for somebody who does not come.
+        self.with_state(|st| st.withdrawal.set());
+        for thread in threads {
+            let _ = thread.join();
         }
         drop(self.lane.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
@@ -872,10 +450,6 @@ impl ProcessSet {
         }
         result
     }
-}
-
-fn one_outcome<T>(_: T) -> SmallVec<[Outcome; 1]> {
-    smallvec![Outcome::default()]
 }
 
 /// A set's connections: 0 for the agreement, from 1 on for its lanes.

@@ -28,13 +28,16 @@ pub struct Submission {
     pub output: Output,
 }
 
+/// Makes room for a result of this shape.
+pub type Allocate = Box<dyn FnOnce(&Shape) -> Result<Buffer> + Send>;
+
 /// Where a result goes.
 #[derive(Default)]
 pub enum Output {
     /// Into this buffer. If there is no input, it also holds what this rank brings.
     InPlace(Buffer),
     /// Into what this gives, called with the result's shape once that is known. May run on any thread.
-    Allocate(Box<dyn FnOnce(&Shape) -> Result<Buffer> + Send>),
+    Allocate(Allocate),
     /// Into memory of the engine's own; or there is none.
     #[default]
     None,

@@ -1,11 +1,11 @@
 //! What a submit gives back: a place to wait for the result, or to leave word what to do with it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use corro_core::{Buffer, Error, Rank, Result, Shape};
 
+use crate::primitive::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::set::ProcessSet;
 
 /// What became of a tensor.

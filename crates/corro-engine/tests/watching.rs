@@ -39,7 +39,8 @@ fn events(path: &Path) -> Vec<Value> {
 fn the_timeline_has_horovods_records() {
     let folder = Folder::new("timeline");
     let file = folder.file("timeline.json");
-    let watching = Watching { timeline: Some(file.clone()), mark_cycles: true, ..Watching::default() };
+    let watching =
+        Watching { timeline: Some(file.clone()), on_request: true, mark_cycles: true, ..Watching::default() };
     let options = move || Options { watching: watching.clone(), ..Options::default() };
     let second = folder.file("second.json");
     let path = second.clone();
@@ -58,6 +59,8 @@ fn the_timeline_has_horovods_records() {
     assert_eq!(named("ALLREDUCE"), 10);
     assert_eq!(named("CORRO_ALLREDUCE"), 10);
     assert!(named("CYCLE_START") > 0);
+    // In full the first time, by number after that.
+    assert_eq!((named("0"), named("1")), (1, 1));
     assert!(first.iter().any(|e| e["args"]["name"] == "x"));
     let count = |phase: &str| first.iter().filter(|e| e["ph"] == phase).count();
     assert_eq!(count("B"), count("E"));

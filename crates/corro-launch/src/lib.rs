@@ -1,7 +1,33 @@
-//! Starting the processes of a job.
+//! Starting the processes of a job: `corro run`, `horovodrun`, `corro doctor`, and the same for Rust programs.
 //!
-//! So far only ranks on this host, for Rust programs that start themselves; `corro run` grows from here.
+//! A job is placed ([`placement`]) on hosts ([`hosts`]); each host gets one agent ([`agent`]), here or by ssh ([`remote`]),
+//! which starts the ranks there. The launcher ([`Job`]) serves the rendezvous, shows what ranks write ([`output`]), and ends
+//! everything when one fails. It knows nothing of what ranks do.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `cli` | the command line, the config file |
+//! | [`hosts`], [`placement`], `variables` | who runs where and what it is told (pure) |
+//! | `job`, `course`, `leash` | a running job, its decisions (pure), its agents |
+//! | [`agent`] | what runs on each host |
+//! | [`output`] | what the user sees |
+//! | [`worker`] | values between the starter of a job and its ranks |
+//! | `local` | ranks for Rust programs that start themselves |
 
+pub mod agent;
+pub mod cli;
+mod course;
+pub mod hosts;
+mod job;
+mod leash;
 mod local;
+pub mod output;
+pub mod placement;
+pub mod remote;
+mod variables;
+pub mod worker;
 
+pub use agent::message::Ending;
+pub use course::Failure;
+pub use job::{Control, Job, Outcome};
 pub use local::run_local;

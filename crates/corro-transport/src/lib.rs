@@ -22,6 +22,7 @@ mod fabric;
 mod link;
 mod mem;
 mod place;
+mod primitive;
 mod ring;
 mod shm;
 mod stream;

@@ -5,8 +5,7 @@
 //! one.
 
 mod surroundings;
-#[doc(hidden)]
-pub mod word;
+mod word;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,6 +75,12 @@ impl Place {
         Ok(Meeting::File { path, port, one_host: found.one_host == Some(true) })
     }
 
+    /// Whether `bytes` are a word that rank 0 could have left. For the fuzzer.
+    #[doc(hidden)]
+    pub fn is_word(bytes: &[u8]) -> bool {
+        word::parse(bytes).is_ok()
+    }
+
     /// The launcher's store and the job's secret, if a launcher of ours started this process.
     pub fn launchers_store(&self) -> Option<(&[SocketAddr], &Secret)> {
         match &self.meeting {
@@ -112,9 +117,9 @@ impl Fabric {
     pub fn from_env_with(settings: Settings) -> Result<Arc<Self>> {
         match Place::from_env()? {
             Some(place) => Self::at(&place, settings),
-            None => Self::threads(&[0], &settings)
-                .pop()
-                .ok_or_else(|| Error::Bug("no fabric for a world of one".into())),
+            None => {
+                Self::threads(&[0], &settings).pop().ok_or_else(|| Error::Bug("no fabric for a world of one".into()))
+            }
         }
     }
 
@@ -259,18 +264,23 @@ mod tests {
             .map(|rank| {
                 let path = path.clone();
                 std::thread::spawn(move || {
-                    let secret_and_client = |path: &std::path::Path| word::follow(path, false, Deadline::after(Duration::from_secs(20)));
+                    let secret_and_client =
+                        |path: &std::path::Path| word::follow(path, false, Deadline::after(Duration::from_secs(20)));
                     let deadline = Deadline::after(Duration::from_secs(20));
-                    let place = Place { rank, size: 3, meeting: Meeting::File { path: path.clone(), port: 0, one_host: true } };
+                    let place =
+                        Place { rank, size: 3, meeting: Meeting::File { path: path.clone(), port: 0, one_host: true } };
                     let settings = Settings { area: 1 << 16, ..Settings::default() };
                     if rank > 0 {
                         let (client, secret) = secret_and_client(&path).unwrap();
-                        return join_and_wait(&place, &secret, Numbered { client, time: 0 }, settings, deadline).unwrap().size();
+                        return join_and_wait(&place, &secret, Numbered { client, time: 0 }, settings, deadline)
+                            .unwrap()
+                            .size();
                     }
                     let secret = Secret::random().unwrap();
                     let server = serve(0, true, &secret, false).unwrap();
                     let _left = word::leave(&path, &Word::new(server.addresses().unwrap(), &secret)).unwrap();
-                    let client = store::Client::connect(&here(server.address().port()), &secret, false, deadline).unwrap();
+                    let client =
+                        store::Client::connect(&here(server.address().port()), &secret, false, deadline).unwrap();
                     join_and_wait(&place, &secret, Numbered { client, time: 0 }, settings, deadline).unwrap().size()
                 })
             })

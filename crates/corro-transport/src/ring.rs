@@ -6,7 +6,7 @@
 
 #![expect(unsafe_code, reason = "works on memory shared with other processes")]
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 
 /// Bytes in front of the data: one cache-line pair for what the writer writes, one for what the reader writes.
 pub(crate) const CONTROL_BYTES: usize = 256;
@@ -41,16 +41,44 @@ impl Ring {
         unsafe { AtomicU64::from_ptr(self.base.add(CONTROL_BYTES / 2).cast()) }
     }
 
-    /// Set by a reader that is about to sleep.
-    pub(crate) fn reader_armed(&self) -> &AtomicU32 {
+    fn reader_armed(&self) -> &AtomicU32 {
         // SAFETY: as above.
         unsafe { AtomicU32::from_ptr(self.base.add(CONTROL_BYTES / 2 + 8).cast()) }
     }
 
-    /// Set by a writer that is about to sleep.
-    pub(crate) fn writer_armed(&self) -> &AtomicU32 {
+    fn writer_armed(&self) -> &AtomicU32 {
         // SAFETY: as above.
         unsafe { AtomicU32::from_ptr(self.base.add(8).cast()) }
+    }
+
+    /// The reader's, before it sleeps: asks to be rung for. It must look once more whether there is something to read.
+    pub(crate) fn arm_reader(&self) {
+        self.reader_armed().store(1, Ordering::SeqCst);
+    }
+
+    /// The writer's, before it sleeps: asks to be rung for. It must look once more whether there is room.
+    pub(crate) fn arm_writer(&self) {
+        self.writer_armed().store(1, Ordering::SeqCst);
+    }
+
+    /// The reader's, after it slept. False if it was rung for, or will be in a moment.
+    pub(crate) fn disarm_reader(&self) -> bool {
+        self.reader_armed().swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// The writer's, after it slept. False if it was rung for, or will be in a moment.
+    pub(crate) fn disarm_writer(&self) -> bool {
+        self.writer_armed().swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// The writer's, after it wrote: whether it must ring for the reader.
+    pub(crate) fn reader_wants_bell(&self) -> bool {
+        wants_bell(self.reader_armed())
+    }
+
+    /// The reader's, after it read: whether it must ring for the writer.
+    pub(crate) fn writer_wants_bell(&self) -> bool {
+        wants_bell(self.writer_armed())
     }
 
     /// Puts in what fits and says how much.
@@ -70,7 +98,7 @@ impl Ring {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.data().add(at), first);
             std::ptr::copy_nonoverlapping(bytes.as_ptr().add(first), self.data(), len - first);
         }
-        // SeqCst rather than Release: the caller looks at `reader_armed` next, and must not see its old value.
+        // SeqCst rather than Release: the caller asks `reader_wants_bell` next, which must not see the past.
         self.written().store(written.wrapping_add(len as u64), Ordering::SeqCst);
         len
     }
@@ -101,6 +129,11 @@ impl Ring {
         // SAFETY: inside the ring's memory.
         unsafe { self.base.add(CONTROL_BYTES) }
     }
+}
+
+/// A look first: a swap would take the cache line from the other side each time.
+fn wants_bell(armed: &AtomicU32) -> bool {
+    armed.load(Ordering::SeqCst) != 0 && armed.swap(0, Ordering::SeqCst) != 0
 }
 
 #[cfg(test)]

@@ -173,7 +173,9 @@ impl Node {
         if let Some(cached) = self.cache.named(&request.name) {
             self.forget(vec![cached.slot]);
         }
-        self.actions.push(Action::Heard(request.name.clone(), rank));
+        if self.rules.ticks {
+            self.actions.push(Action::Heard(request.name.clone(), rank));
+        }
         let Some(root) = &mut self.root else { return };
         let outputs = root.coordinator.step(self.now, Input::Announce { rank, requests: vec![request], waited });
         self.follow(outputs);

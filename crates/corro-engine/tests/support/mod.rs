@@ -1,5 +1,7 @@
 //! Ranks as threads, each with an engine, under a hang limit.
 
+#![allow(dead_code, reason = "each test program uses some of it")]
+
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;

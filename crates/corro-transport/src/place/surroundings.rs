@@ -23,7 +23,10 @@ pub(super) struct Found {
 impl Found {
     /// Something else is needed.
     pub(super) fn lacks(&self, what: &str, advice: &str) -> Error {
-        Error::Usage(format!("{} says that this is rank {} of {}, but {what} is not set: {advice}", self.by, self.rank, self.size))
+        Error::Usage(format!(
+            "{} says that this is rank {} of {}, but {what} is not set: {advice}",
+            self.by, self.rank, self.size
+        ))
     }
 }
 
@@ -106,7 +109,9 @@ fn half(there: &str, missing: &str) -> Error {
 
 fn number(get: Get<'_>, name: &str) -> Result<Option<usize>> {
     let parse = |text: String| {
-        text.trim().parse().map_err(|_| Error::Usage(format!("environment variable {name} is {text:?}, which is not a number")))
+        text.trim()
+            .parse()
+            .map_err(|_| Error::Usage(format!("environment variable {name} is {text:?}, which is not a number")))
     };
     get(name).map(parse).transpose()
 }
@@ -158,8 +163,13 @@ mod tests {
 
     #[test]
     fn every_launcher_is_understood() {
-        let slurm =
-            [("SLURM_PROCID", "2"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "77"), ("SLURM_STEP_ID", "0"), ("SLURM_JOB_NUM_NODES", "2")];
+        let slurm = [
+            ("SLURM_PROCID", "2"),
+            ("SLURM_NTASKS", "4"),
+            ("SLURM_JOB_ID", "77"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_JOB_NUM_NODES", "2"),
+        ];
         let torch = [
             ("RANK", "1"),
             ("WORLD_SIZE", "2"),
@@ -177,7 +187,11 @@ mod tests {
         let job = |found: &Found| found.job.clone().unwrap_or_default();
         let all = |groups: &[&[(&'static str, &'static str)]]| groups.concat();
         for (name, given, want) in [
-            ("ours", vec![("CORRO_RANK", "3"), ("CORRO_SIZE", "4"), ("RANK", "0"), ("WORLD_SIZE", "9")], (3, 4, None, "")),
+            (
+                "ours",
+                vec![("CORRO_RANK", "3"), ("CORRO_SIZE", "4"), ("RANK", "0"), ("WORLD_SIZE", "9")],
+                (3, 4, None, ""),
+            ),
             ("open mpi", ompi.to_vec(), (1, 4, Some(true), "prterun-1@1")),
             ("slurm", slurm.to_vec(), (2, 4, Some(false), "slurm-77-0")),
             ("torchrun", torch.to_vec(), (1, 2, Some(true), "torchrun-none-n1-29500-")),

@@ -16,20 +16,20 @@ use crate::secret::{SECRET_BYTES, Secret};
 use crate::store;
 
 /// The longest word that is believed.
-pub const MAX_BYTES: usize = 64 * 1024;
+const MAX_BYTES: usize = 64 * 1024;
 /// How long a store that was named may take to answer, before the file is read again: it may be an old one.
 const ONE_TRY: Duration = Duration::from_secs(1);
 
 /// What the file says.
 #[derive(Serialize, Deserialize)]
-pub struct Word {
+pub(super) struct Word {
     addresses: Vec<SocketAddr>,
     secret: [u8; SECRET_BYTES],
 }
 
 impl Word {
     /// Where, and the secret.
-    pub fn new(addresses: Vec<SocketAddr>, secret: &Secret) -> Self {
+    pub(super) fn new(addresses: Vec<SocketAddr>, secret: &Secret) -> Self {
         Self { addresses, secret: secret.to_bytes() }
     }
 }
@@ -144,7 +144,7 @@ fn read(path: &Path) -> Result<Option<Word>> {
 }
 
 /// What the bytes of such a file say.
-pub fn parse(bytes: &[u8]) -> Result<Word> {
+pub(super) fn parse(bytes: &[u8]) -> Result<Word> {
     match codec::take(bytes, MAX_BYTES)? {
         Some((word, used)) if used == bytes.len() => Ok(word),
         _ => Err(Error::Malformed("not a whole word".into())),

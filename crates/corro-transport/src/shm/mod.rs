@@ -1,5 +1,6 @@
 //! Ranks of one host: shared memory, and streams through it.
 
+pub(crate) mod counter;
 pub(crate) mod meet;
 pub(crate) mod peek;
 pub(crate) mod segment;

@@ -65,8 +65,7 @@ impl Drop for RingStream {
 impl Stream for RingStream {
     fn try_write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         let n = self.outgoing.write(bytes);
-        if n > 0 && self.outgoing.reader_armed().load(Ordering::SeqCst) != 0 {
-            self.outgoing.reader_armed().store(0, Ordering::SeqCst);
+        if n > 0 && self.outgoing.reader_wants_bell() {
             self.ring_peer();
         }
         Ok(n)
@@ -74,8 +73,7 @@ impl Stream for RingStream {
 
     fn try_read(&mut self, into: &mut [u8]) -> Result<usize, Broken> {
         let n = self.incoming.read(into);
-        if n > 0 && self.incoming.writer_armed().load(Ordering::SeqCst) != 0 {
-            self.incoming.writer_armed().store(0, Ordering::SeqCst);
+        if n > 0 && self.incoming.writer_wants_bell() {
             self.ring_peer();
         }
         Ok(n)
@@ -90,15 +88,14 @@ impl Stream for RingStream {
     }
 
     fn arm(&mut self) {
-        self.incoming.reader_armed().store(1, Ordering::SeqCst);
-        self.outgoing.writer_armed().store(1, Ordering::SeqCst);
+        self.incoming.arm_reader();
+        self.outgoing.arm_writer();
     }
 
     fn disarm(&mut self) {
         // The peer takes the mark away when it rings; while it is there, nobody has rung for this stream.
-        let unread = self.incoming.reader_armed().swap(0, Ordering::SeqCst) == 0;
-        let unwritten = self.outgoing.writer_armed().swap(0, Ordering::SeqCst) == 0;
-        if unread || unwritten {
+        let (unread, unwritten) = (self.incoming.disarm_reader(), self.outgoing.disarm_writer());
+        if !(unread && unwritten) {
             // Non-blocking: empties the counter. A ring that comes later only wakes once more.
             let _ = rustix::io::read(&self.doorbells[self.me], &mut [0u8; 8]);
         }

@@ -22,12 +22,12 @@
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use corro_core::{DType, Deadline, Error, Rank, ReduceOp, Result};
-use rustix::thread::futex;
 
+use super::counter::Counter;
 use super::peek;
 use super::segment::{SLOTS, Segment, Word};
 use crate::cores;
@@ -402,30 +402,28 @@ impl Team {
         let poison = u32::try_from(culprit).map_or(u32::MAX, |c| c.saturating_add(1));
         let _ = self.segment.poison().compare_exchange(0, poison, Ordering::SeqCst, Ordering::SeqCst);
         for member in 0..self.size() {
-            wake(self.segment.word(member, Word::Published));
-            wake(self.segment.word(member, Word::Reduced));
+            self.counter(member, Word::Published).wake();
+            self.counter(member, Word::Reduced).wake();
         }
+    }
+
+    fn counter(&self, member: usize, word: Word) -> Counter<'_> {
+        Counter::new(self.segment.word(member, word), self.segment.word(member, word.sleepers()))
     }
 
     fn mark(&self, word: Word, round: u32) {
-        let counter = self.segment.word(self.me, word);
-        // SeqCst: what was written before is visible to whoever sees the round, and the look at the sleepers comes
-        // after the store. A sleeper counts itself first and looks at the counter then, so one of us sees the other.
-        counter.store(round, Ordering::SeqCst);
-        if self.segment.word(self.me, word.sleepers()).load(Ordering::SeqCst) > 0 {
-            wake(counter);
-        }
+        self.counter(self.me, word).set(round);
     }
 
     fn wait(&self, member: usize, word: Word, round: u32, timeout: Duration) -> Result<()> {
-        let counter = self.segment.word(member, word);
-        if reached(counter, round) {
+        let counter = self.counter(member, word);
+        if counter.has_reached(round) {
             return Ok(());
         }
         if self.may_spin {
             for _ in 0..SPINS {
                 std::hint::spin_loop();
-                if reached(counter, round) {
+                if counter.has_reached(round) {
                     return Ok(());
                 }
             }
@@ -433,7 +431,7 @@ impl Team {
         }
         for _ in 0..YIELDS {
             rustix::thread::sched_yield();
-            if reached(counter, round) {
+            if counter.has_reached(round) {
                 return Ok(());
             }
         }
@@ -455,25 +453,16 @@ impl Team {
 
     #[cold]
     fn sleep_until(&self, member: usize, word: Word, round: u32, timeout: Duration) -> Result<()> {
-        let counter = self.segment.word(member, word);
-        let sleepers = self.segment.word(member, word.sleepers());
+        let counter = self.counter(member, word);
         let deadline = Deadline::after(timeout);
         loop {
-            sleepers.fetch_add(1, Ordering::SeqCst);
-            let seen = counter.load(Ordering::SeqCst);
-            if !is_at_least(seen, round) {
-                let nap = deadline.left().unwrap_or(LOOK_UP).min(LOOK_UP);
-                let nap = futex::Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as i64 };
-                // Whatever ends the sleep (a wake-up, the nap's end, a signal), the loop looks again.
-                let _ = futex::wait(counter, futex::Flags::empty(), seen, Some(&nap));
-            }
-            sleepers.fetch_sub(1, Ordering::SeqCst);
-            if reached(counter, round) {
+            counter.sleep(round, deadline.left().unwrap_or(LOOK_UP).min(LOOK_UP));
+            if counter.has_reached(round) {
                 return Ok(());
             }
             if let Some(trouble) = self.trouble(member, &deadline) {
                 // A member may well leave right after it has done what we wait for.
-                if reached(counter, round) {
+                if counter.has_reached(round) {
                     return Ok(());
                 }
                 if let Error::PeerLost { rank, .. } = &trouble {
@@ -515,8 +504,8 @@ impl Team {
 impl Drop for Team {
     fn drop(&mut self) {
         self.segment.word(self.me, Word::State).store(1, Ordering::SeqCst);
-        wake(self.segment.word(self.me, Word::Published));
-        wake(self.segment.word(self.me, Word::Reduced));
+        self.counter(self.me, Word::Published).wake();
+        self.counter(self.me, Word::Reduced).wake();
     }
 }
 
@@ -550,20 +539,6 @@ impl<T: Copy> Few<T> {
             Self::Long(items) => items,
         }
     }
-}
-
-/// Rounds wrap around after 2^32: "at least" means less than half the circle ahead.
-fn is_at_least(seen: u32, round: u32) -> bool {
-    seen.wrapping_sub(round) as i32 >= 0
-}
-
-fn reached(counter: &AtomicU32, round: u32) -> bool {
-    // Acquire: what the member wrote before it marked the round is visible now.
-    is_at_least(counter.load(Ordering::Acquire), round)
-}
-
-fn wake(counter: &AtomicU32) {
-    let _ = futex::wake(counter, futex::Flags::empty(), u32::MAX >> 1);
 }
 
 /// The error, if somebody declared the team dead.

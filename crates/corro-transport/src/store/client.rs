@@ -227,9 +227,10 @@ impl Client {
         let missing: Vec<String> = (0..keys.len()).filter(|i| !there(*i)).map(|i| keys[i].clone()).collect();
         let cause = format!(
             "nobody has set {} within {:?}; who should may have failed or not have started: see its log, or raise \
-             CORRO_CONNECT_TIMEOUT",
+             CORRO_CONNECT_TIMEOUT (Wait timeout after {} seconds for key(s); HOROVOD_GLOO_TIMEOUT_SECONDS is read as well)",
             if missing.is_empty() { "the last of them".into() } else { name(&missing) },
-            deadline.granted()
+            deadline.granted(),
+            deadline.granted().as_secs_f64()
         );
         self.failed(&format!("waiting for {}", name(keys)), &cause)
     }

@@ -1,0 +1,170 @@
+//! Who does a set's work: a program that waits, or else the set's own threads.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::ProcessSet;
+use super::state::State;
+use crate::node::Gear;
+use crate::ticket::Promise;
+
+/// Looks for something to do before a waiting program gives way, if every rank has a core.
+const SPINS: u32 = 200;
+/// Turns given to others before it goes to sleep.
+const YIELDS: u32 = 64;
+/// How long a sleeping program sleeps before it looks again; it is woken when its ticket is done.
+const NAP: Duration = Duration::from_millis(200);
+/// How long the watcher sleeps at most: programs in a plan don't wake it, yet somebody must see when they wait in vain.
+const LOOK_UP: Duration = Duration::from_millis(250);
+
+impl ProcessSet {
+    /// Does the set's work in the caller's thread until the promise is kept; sleeps when there is none to do.
+    pub(crate) fn drive_until(&self, promise: &Promise) {
+        if !promise.is_kept() {
+            self.drivers.fetch_add(1, Ordering::SeqCst);
+            self.drive(promise);
+        }
+    }
+
+    /// As [`ProcessSet::drive_until`], for a caller that counts as driver already.
+    pub(crate) fn drive(&self, promise: &Promise) {
+        let spins = if self.core.may_spin { SPINS } else { 0 };
+        let mut idle = 0;
+        let mut listening = false;
+        while !promise.is_kept() {
+            if self.run_what_is_ready() || self.listen(&mut listening) {
+                idle = 0;
+                continue;
+            }
+            idle += 1;
+            if idle < spins {
+                std::hint::spin_loop();
+            } else if idle < spins + YIELDS {
+                rustix::thread::sched_yield();
+            } else {
+                break;
+            }
+        }
+        let last = self.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && (self.disarmed.load(Ordering::SeqCst) || self.may_have_job.load(Ordering::SeqCst)) {
+            self.with_state(|st| {
+                if !st.armed {
+                    self.arm(st);
+                }
+                if st.has_job() {
+                    self.work.notify_one();
+                }
+            });
+        }
+        while !promise.is_kept() && !promise.sleep(NAP) {}
+    }
+
+    /// Looks what the neighbours say; they need not ring meanwhile.
+    pub(super) fn listen(&self, listening: &mut bool) -> bool {
+        self.with_state(|st| {
+            if !std::mem::replace(listening, true) {
+                self.disarm(st);
+            }
+            self.turn(st) || st.has_job()
+        })
+    }
+
+    /// From now on neighbours ring; what they said before is heard now.
+    pub(super) fn arm(&self, st: &mut State) {
+        st.wires.arm();
+        st.armed = true;
+        self.disarmed.store(false, Ordering::SeqCst);
+        self.turn(st);
+    }
+
+    pub(super) fn disarm(&self, st: &mut State) {
+        if std::mem::take(&mut st.armed) {
+            st.wires.disarm();
+            self.disarmed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Wakes whoever is needed for what was just submitted.
+    pub(super) fn wake_for(&self, st: &mut State, now: Duration) {
+        if st.node.gear() == Gear::Plan {
+            if st.node.can_begin() {
+                self.wake_runner();
+            }
+            if !st.node.has_news() {
+                return;
+            }
+        }
+        st.unsaid.get_or_insert(now);
+        if !std::mem::replace(&mut st.watcher_up, true) {
+            self.ring();
+        }
+    }
+
+    /// There is a job: if nobody drives, the runner is to do it.
+    pub(super) fn wake_runner(&self) {
+        self.may_have_job.store(true, Ordering::SeqCst);
+        if self.is_undriven() {
+            self.work.notify_one();
+        }
+    }
+
+    pub(super) fn ring(&self) {
+        // A full counter (never in practice) means it is ringing already.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn is_undriven(&self) -> bool {
+        self.drivers.load(Ordering::SeqCst) == 0
+    }
+
+    /// The watcher: answers the neighbours when nobody else does.
+    pub(super) fn watch(&self, watched: &[(OwnedFd, usize)]) {
+        loop {
+            let (interest, nap) = self.with_state(|st| {
+                self.disarm(st);
+                let hold_back = self.hold_back(st);
+                if hold_back.is_none() {
+                    self.turn(st);
+                }
+                let mut heard = Vec::new();
+                st.wires.check(&mut heard);
+                st.heard.append(&mut heard);
+                if self.is_undriven() {
+                    if hold_back.is_none() {
+                        self.arm(st);
+                    }
+                    if st.has_job() {
+                        self.work.notify_one();
+                    }
+                }
+                st.watcher_up = false;
+                let nap = hold_back.unwrap_or_else(|| self.nap(st));
+                (st.wires.interest(watched), nap)
+            });
+            let done = self.with_state(|st| st.closing.is_some_and(|until| st.may_close(until)));
+            if done {
+                return;
+            }
+            let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
+            fds.extend(interest.iter().map(|(i, flags)| PollFd::from_borrowed_fd(watched[*i].0.as_fd(), *flags)));
+            let nap = Timespec { tv_sec: nap.as_secs().cast_signed(), tv_nsec: i64::from(nap.subsec_nanos()) };
+            let _ = poll(&mut fds, Some(&nap));
+            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        }
+    }
+
+    /// How long to hold back what was submitted, for those who set a cycle time.
+    pub(super) fn hold_back(&self, st: &State) -> Option<Duration> {
+        let until = st.unsaid? + self.core.options.cycle_time?;
+        let left = until.saturating_sub(self.core.now());
+        (!left.is_zero() && self.is_undriven() && st.over.is_none()).then_some(left)
+    }
+
+    pub(super) fn nap(&self, st: &State) -> Duration {
+        let tick = st.node.next_tick().map_or(LOOK_UP, |at| at.saturating_sub(self.core.now()));
+        tick.clamp(Duration::from_millis(1), LOOK_UP)
+    }
+}

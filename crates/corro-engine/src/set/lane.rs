@@ -1,0 +1,210 @@
+//! Running what is agreed: whoever holds the lane takes job after job.
+
+use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, TryLockError};
+use std::time::Duration;
+
+use corro_collectives::Group;
+use corro_core::{Error, Result};
+use smallvec::{SmallVec, smallvec};
+
+use super::state::{After, Batch, Running, State};
+use super::{ProcessSet, group_id, lock};
+use crate::autotune::Change;
+use crate::clock::{Estimate, PeerClock, RoundTrip};
+use crate::executor;
+use crate::node::Gear;
+use crate::observers::Ran;
+use crate::recorder::State as Stage;
+use crate::request::Kind;
+use crate::ticket::Outcome;
+
+/// How often clocks are compared; the quickest comparison counts.
+const CLOCK_SAMPLES: usize = 16;
+
+/// What collectives run on.
+pub(super) struct Lane {
+    pub(super) group: Group,
+    /// How many came before it.
+    pub(super) generation: u64,
+}
+
+impl ProcessSet {
+    /// Runs all jobs there are. False if there were none, or somebody else runs them.
+    pub(super) fn run_what_is_ready(&self) -> bool {
+        let mut lane = match self.lane.try_lock() {
+            Ok(lane) => lane,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let Some(mut running) = self.with_state(|st| self.next_job(st, self.core.now())) else { return false };
+        while let Some(next) = self.run_job(&mut lane, running) {
+            running = next;
+        }
+        true
+    }
+
+    fn next_job(&self, st: &mut State, now: Duration) -> Option<Running> {
+        let next = st.take_job(now);
+        if next.is_none() {
+            self.may_have_job.store(false, Ordering::SeqCst);
+        }
+        next
+    }
+
+    /// Runs a job, and takes the next one.
+    fn run_job(&self, lane: &mut Option<Lane>, running: Running) -> Option<Running> {
+        let mut batch = match running {
+            Running::Batch(batch) => batch,
+            Running::Renew => {
+                let result = self.renew(lane);
+                return self.with_state(|st| {
+                    st.after.extend(result.err().map(After::Failed));
+                    self.next_job(st, self.core.now())
+                });
+            }
+        };
+        let planned = batch.gear == Gear::Plan;
+        self.core.observers.begins(batch.began, planned, &batch.agreed);
+        let result = match (&batch.agreed[0].kind, lane) {
+            (Kind::AddSet { ranks }, _) => self.core.add_set(ranks).map(one_outcome),
+            (Kind::RemoveSet { id }, _) => self.core.remove_set(*id).map(one_outcome),
+            (_, None) => Err(self.core.over().unwrap_or(Error::Withdrawn)),
+            (_, Some(lane)) => {
+                executor::run(&mut lane.group, &self.members, &batch.agreed, &mut batch.tensors, planned)
+            }
+        };
+        let now = self.core.now();
+        if !matches!(result, Err(Error::Withdrawn)) {
+            let (began, ended, gear, well) = (batch.began, now, batch.gear, result.is_ok());
+            let ran = Ran { set: self.id, agreed: &batch.agreed, began, ended, gear, well };
+            if let Some(change) = self.core.observers.ran(&ran) {
+                self.tune(&change);
+            }
+        }
+        self.with_state(|st| {
+            if planned {
+                st.node.finished(now);
+            }
+            self.finish(st, now, batch, result);
+            self.next_job(st, now)
+        })
+    }
+
+    /// Follows the tuner: all members do from the same batch on.
+    fn tune(&self, change: &Change) {
+        self.core.log_tuning(change);
+        self.with_state(|st| {
+            st.node.tune(change.parameters.fusion_threshold);
+            if change.finished {
+                st.node.allow_plans();
+            }
+            self.turn(st);
+        });
+    }
+
+    /// Keeps the promises of a batch, or puts its tensors back.
+    fn finish(&self, st: &mut State, now: Duration, batch: Batch, result: Result<SmallVec<[Outcome; 1]>>) {
+        let Batch { agreed, mine, tensors, .. } = batch;
+        let is_mine = |i: usize| *mine.get(i).unwrap_or(&true);
+        match result {
+            Ok(outcomes) => {
+                for (_, (agreed, outcome)) in agreed.iter().zip(outcomes).enumerate().filter(|(i, _)| is_mine(*i)) {
+                    let Some(entry) = st.entries.remove(&agreed.name) else { continue };
+                    st.recorder.came_to(entry.record, Stage::Done, now);
+                    self.core.observers.metrics.completed([now.saturating_sub(entry.since)]);
+                    st.after.push(After::Keep(entry.promise, Ok(outcome)));
+                }
+            }
+            Err(Error::Withdrawn) if st.over.is_none() => {
+                for (agreed, tensor) in agreed.iter().zip(tensors) {
+                    let Some(entry) = st.entries.get_mut(&agreed.name) else { continue };
+                    entry.tensor = Some(tensor);
+                    st.recorder.came_to(entry.record, Stage::Submitted, now);
+                    if let Some(error) = entry.verdict.take() {
+                        st.refuse(now, &agreed.name, &error);
+                    }
+                }
+            }
+            Err(error) => {
+                // Making or removing a process set may be refused, on all ranks alike. Everything else ends the job, and
+                // all are told what failed first.
+                let refused = matches!(error, Error::Usage(_)) && !agreed[0].kind.is_cacheable();
+                for (_, agreed) in agreed.iter().enumerate().filter(|(i, _)| is_mine(*i)) {
+                    let Some(entry) = st.entries.remove(&agreed.name) else { continue };
+                    st.recorder.failed(entry.record, &error, now);
+                    match &st.over {
+                        Some(over) => st.after.push(After::Keep(entry.promise, Err(over.clone()))),
+                        None if refused => st.after.push(After::Keep(entry.promise, Err(error.clone()))),
+                        None => st.doomed.push(entry.promise),
+                    }
+                }
+                if st.over.is_none() && !refused {
+                    st.after.push(After::Failed(error));
+                }
+            }
+        }
+    }
+
+    /// Replaces the lane. The old one is kept until all members have finished what they had begun there.
+    fn renew(&self, lane: &mut Option<Lane>) -> Result<()> {
+        let Some(old) = lane.take() else { return Ok(()) };
+        let generation = old.generation + 1;
+        let mut group = Group::open(&self.core.fabric, group_id(self.serial, 1 + generation), &self.members)?;
+        group.barrier()?;
+        self.with_state(|st| {
+            st.withdrawal = group.withdrawal();
+            if st.over.is_some() {
+                st.withdrawal.set();
+            }
+        });
+        *lane = Some(Lane { group, generation });
+        Ok(())
+    }
+
+    /// The runner: runs jobs when nobody else does.
+    pub(super) fn run_jobs(&self) {
+        loop {
+            let mut st = lock(&self.state);
+            while !(self.is_undriven() && st.has_job()) {
+                if st.closing.is_some() {
+                    return;
+                }
+                st = self.work.wait(st).unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(st);
+            if !self.run_what_is_ready() {
+                // Somebody else runs them: when that one leaves, there may be more.
+                let lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+                drop(lane);
+            }
+        }
+    }
+
+    /// Finds out how this rank's clock stands to that of the first member. All members must call this.
+    ///
+    /// Nobody leaves the barrier before all have come, so the first member reads its clock after this rank has come; and
+    /// before this rank has heard of it.
+    pub(crate) fn align_clocks(&self) -> Result<()> {
+        let mut lane = lock(&self.lane);
+        let Some(Lane { group, .. }) = lane.as_mut() else { return Ok(()) };
+        let nanos = || self.core.now().as_nanos() as u64;
+        let mut clock = PeerClock::default();
+        for _ in 0..CLOCK_SAMPLES {
+            let sent = nanos();
+            group.barrier()?;
+            let mut read = [nanos()];
+            group.broadcast(&mut read, 0)?;
+            clock.observe(RoundTrip { sent, arrived: read[0], answered: read[0], returned: nanos() });
+        }
+        let estimate = if group.rank() == 0 { Some(Estimate::SAME) } else { clock.estimate(nanos()) };
+        if let Some(estimate) = estimate {
+            self.core.observers.clock(self.core.now(), estimate);
+        }
+        Ok(())
+    }
+}
+
+fn one_outcome<T>(_: T) -> SmallVec<[Outcome; 1]> {
+    smallvec![Outcome::default()]
+}

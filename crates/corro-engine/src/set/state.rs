@@ -1,0 +1,128 @@
+//! What a process set knows at a moment, all of it behind one lock.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corro_core::{Error, Result};
+use corro_transport::Withdrawal;
+use smallvec::SmallVec;
+
+use crate::executor::Tensor;
+use crate::fusion;
+use crate::hash::HashMap;
+use crate::matching::Agreed;
+use crate::node::{Gear, Node};
+use crate::recorder::{Recorder, State as Stage};
+use crate::ticket::{Outcome, Promise};
+use crate::wires::{Heard, Traffic, Wires};
+
+/// A tensor this member has submitted, until it is done.
+pub(super) struct Entry {
+    /// `None` while it runs.
+    pub(super) tensor: Option<Tensor>,
+    /// Why it is to fail once it has come back from a collective it is withdrawn from.
+    pub(super) verdict: Option<Error>,
+    pub(super) promise: Arc<Promise>,
+    /// In the flight recorder.
+    pub(super) record: u64,
+    /// When it was submitted.
+    pub(super) since: Duration,
+}
+
+/// What the lane does next.
+pub(super) enum Job {
+    /// Run these as one. The list says which of them this member has submitted; to the others it brings nothing, since
+    /// it had joined: also if it submits one of that name before they run.
+    Batch(Arc<[Arc<Agreed>]>, SmallVec<[bool; 4]>, Gear),
+    /// Open fresh connections: some member withdrew from the old ones.
+    Renew,
+}
+
+/// A job that was taken.
+pub(super) enum Running {
+    Batch(Batch),
+    Renew,
+}
+
+/// Tensors that run as one. Most often it is one: then nothing is allocated.
+pub(super) struct Batch {
+    pub(super) agreed: Arc<[Arc<Agreed>]>,
+    /// See [`Job::Batch`]; empty: all.
+    pub(super) mine: SmallVec<[bool; 4]>,
+    /// Of this member; where it has joined, nothing.
+    pub(super) tensors: SmallVec<[Tensor; 1]>,
+    pub(super) began: Duration,
+    pub(super) gear: Gear,
+}
+
+pub(super) struct State {
+    pub(super) node: Node,
+    pub(super) wires: Wires,
+    pub(super) entries: HashMap<String, Entry>,
+    pub(super) queue: VecDeque<Job>,
+    pub(super) fusion: fusion::Limits,
+    pub(super) joins: Vec<Arc<Promise>>,
+    /// Failed in a collective; they learn why once all agree on what failed first.
+    pub(super) doomed: Vec<Arc<Promise>>,
+    /// Of the lane in use.
+    pub(super) withdrawal: Withdrawal,
+    pub(super) over: Option<Error>,
+    /// Whether neighbours ring when they say something.
+    pub(super) armed: bool,
+    /// Whether the watcher will look again by itself.
+    pub(super) watcher_up: bool,
+    /// When the first tensor was submitted of which the others were not told.
+    pub(super) unsaid: Option<Duration>,
+    pub(super) closing: Option<Instant>,
+    /// What the metrics know of.
+    pub(super) counted: Traffic,
+    pub(super) recorder: Recorder,
+    /// To be done once the lock is released.
+    pub(super) after: SmallVec<[After; 1]>,
+    pub(super) heard: Vec<Heard>,
+}
+
+/// What is done without the lock.
+pub(super) enum After {
+    Keep(Arc<Promise>, Result<Outcome>),
+    Warn(String),
+    Inform(String),
+    Over(Error),
+    Failed(Error),
+}
+
+impl State {
+    pub(super) fn has_job(&self) -> bool {
+        !self.queue.is_empty() || self.node.can_begin()
+    }
+
+    pub(super) fn take_job(&mut self, now: Duration) -> Option<Running> {
+        let (agreed, mine, gear) = match self.queue.pop_front() {
+            Some(Job::Renew) => return Some(Running::Renew),
+            Some(Job::Batch(agreed, mine, gear)) => (agreed, mine, gear),
+            None => (self.node.begin(now)?, SmallVec::new(), Gear::Plan),
+        };
+        let mut tensors = SmallVec::with_capacity(agreed.len());
+        for (i, agreed) in agreed.iter().enumerate() {
+            let entry = self.entries.get_mut(&agreed.name).filter(|_| *mine.get(i).unwrap_or(&true));
+            if let Some(entry) = &entry {
+                self.recorder.came_to(entry.record, Stage::Running, now);
+            }
+            tensors.push(entry.and_then(|e| e.tensor.take()).unwrap_or_default());
+        }
+        Some(Running::Batch(Batch { agreed, mine, tensors, began: now, gear }))
+    }
+
+    /// Fails a tensor that does not run.
+    pub(super) fn refuse(&mut self, now: Duration, name: &str, error: &Error) {
+        if let Some(entry) = self.entries.remove(name) {
+            self.recorder.failed(entry.record, error, now);
+            self.after.push(After::Keep(entry.promise, Err(error.clone())));
+        }
+    }
+
+    pub(super) fn may_close(&self, until: Instant) -> bool {
+        (self.node.may_close() && self.wires.is_flushed()) || Instant::now() >= until
+    }
+}

@@ -1,0 +1,392 @@
+//! Tickets, and who does a process set's work, under a scheduler of our own: every step of one thread may be followed by
+//! any step of another. Nothing wakes by itself here, so that a wake-up that is forgotten is a deadlock, which Shuttle
+//! reports together with the schedule that replays it.
+//!
+//! Tickets are the crate's own source, compiled once more with Shuttle's primitives. The hand-over of work between
+//! programs, runner and watcher (`src/set.rs`) is bound up with the wires, so [`Set`] repeats it step by step: who
+//! changes the one must change the other.
+//!
+//! `CORRO_TEST_SCHEDULES` says how many schedules are tried.
+
+#[path = "../src/ticket.rs"]
+#[allow(dead_code, unreachable_pub, reason = "a part is enough here")]
+mod ticket;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use corro_core::{Error, Result};
+use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use shuttle::sync::{Condvar, Mutex, TryLockError};
+use shuttle::thread;
+use ticket::{Outcome, Promise, Ticket};
+
+/// In place of `src/primitive.rs`.
+mod primitive {
+    pub(crate) use shuttle::sync::atomic::{AtomicBool, Ordering};
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+}
+
+/// In place of `src/set.rs`: somebody else does the work.
+mod set {
+    use crate::ticket::Promise;
+
+    pub(crate) struct ProcessSet;
+
+    impl ProcessSet {
+        pub(crate) fn drive_until(&self, promise: &Promise) {
+            while !promise.is_kept() && !promise.sleep(std::time::Duration::MAX) {}
+            let _ = self;
+        }
+    }
+}
+
+/// Runs `model` with many schedules.
+fn explore(model: impl Fn() + Send + Sync + 'static) {
+    let model = Arc::new(model);
+    let again = Arc::clone(&model);
+    shuttle::check_random(move || again(), schedules());
+    // Few changes at unlikely places find what random ones do not.
+    shuttle::check_pct(move || model(), schedules(), 3);
+}
+
+#[expect(clippy::disallowed_methods, reason = "a knob of the tests, not of corro")]
+fn schedules() -> usize {
+    std::env::var("CORRO_TEST_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(1000)
+}
+
+fn ticket(promise: &Arc<Promise>) -> Ticket {
+    Ticket { promise: Arc::clone(promise), set: Arc::new(set::ProcessSet) }
+}
+
+fn outcome(rank: usize) -> Result<Outcome> {
+    Ok(Outcome { last_joined: Some(rank), ..Outcome::default() })
+}
+
+fn rank(outcome: Result<Outcome>) -> Option<usize> {
+    outcome.unwrap().last_joined
+}
+
+#[test]
+fn whoever_waits_gets_the_result() {
+    explore(|| {
+        let promise = Promise::new();
+        let waiter = thread::spawn({
+            let ticket = ticket(&promise);
+            move || rank(ticket.wait())
+        });
+        // Sleeps on the same promise without taking the result, as a second driver would.
+        let onlooker = thread::spawn({
+            let promise = Arc::clone(&promise);
+            move || while !promise.sleep(std::time::Duration::MAX) {}
+        });
+        promise.keep(outcome(7));
+        assert_eq!(waiter.join().unwrap(), Some(7));
+        onlooker.join().unwrap();
+    });
+}
+
+#[test]
+fn a_result_that_is_seen_can_be_had_at_once() {
+    explore(|| {
+        let promise = Promise::new();
+        let poller = thread::spawn({
+            let ticket = ticket(&promise);
+            move || {
+                for _ in 0..3 {
+                    if ticket.is_done() {
+                        // Must not sleep: nobody would wake it.
+                        assert!(ticket.wait_timeout(std::time::Duration::MAX));
+                        return rank(ticket.wait());
+                    }
+                }
+                rank(ticket.wait())
+            }
+        });
+        promise.keep(outcome(7));
+        assert_eq!(poller.join().unwrap(), Some(7));
+    });
+}
+
+#[test]
+fn a_callback_is_called_once_whenever_it_comes() {
+    explore(|| {
+        let promise = Promise::new();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let watcher = thread::spawn({
+            let (ticket, calls) = (ticket(&promise), Arc::clone(&calls));
+            move || {
+                ticket.on_done(move |result| {
+                    assert_eq!(rank(result), Some(7));
+                    calls.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+        });
+        promise.keep(outcome(7));
+        watcher.join().unwrap();
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
+    });
+}
+
+/// A collective that ends and a job that ends may both want to keep a promise.
+#[test]
+fn of_two_results_one_counts() {
+    explore(|| {
+        let promise = Promise::new();
+        let keepers = [outcome(7), Err(Error::Withdrawn)].map(|result| {
+            let promise = Arc::clone(&promise);
+            thread::spawn(move || promise.keep(result))
+        });
+        let result = ticket(&promise).wait();
+        assert!(matches!(result, Ok(Outcome { last_joined: Some(7), .. }) | Err(Error::Withdrawn)));
+        for keeper in keepers {
+            keeper.join().unwrap();
+        }
+        assert!(matches!(promise.take(), Err(Error::Bug(_))), "the second word is not kept for anyone");
+    });
+}
+
+/// A process set without agreement and collectives: what a neighbour says is the number of a job, and to run the job is to
+/// keep the promise of that number.
+struct Set {
+    state: Mutex<State>,
+    lane: Mutex<()>,
+    drivers: AtomicUsize,
+    may_have_job: AtomicBool,
+    disarmed: AtomicBool,
+    work: Condvar,
+    wires: Wires,
+    promises: Vec<Arc<Promise>>,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<usize>,
+    armed: bool,
+    closing: bool,
+}
+
+/// One neighbour, and the bell it rings when it is asked to.
+#[derive(Default)]
+struct Wires {
+    inbox: Mutex<VecDeque<usize>>,
+    armed: AtomicBool,
+    bell: Mutex<bool>,
+    rung: Condvar,
+}
+
+impl Wires {
+    fn ring(&self) {
+        *self.bell.lock().unwrap() = true;
+        self.rung.notify_one();
+    }
+
+    fn sleep(&self) {
+        let mut bell = self.bell.lock().unwrap();
+        while !std::mem::take(&mut *bell) {
+            bell = self.rung.wait(bell).unwrap();
+        }
+    }
+
+    /// The neighbour's.
+    fn say(&self, what: usize) {
+        self.inbox.lock().unwrap().push_back(what);
+        if self.armed.swap(false, Ordering::SeqCst) {
+            self.ring();
+        }
+    }
+}
+
+impl Set {
+    fn new(jobs: usize) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::default(),
+            lane: Mutex::new(()),
+            drivers: AtomicUsize::new(0),
+            may_have_job: AtomicBool::new(false),
+            disarmed: AtomicBool::new(false),
+            work: Condvar::new(),
+            wires: Wires::default(),
+            promises: (0..jobs).map(|_| Promise::new()).collect(),
+        })
+    }
+
+    fn drive_until(&self, promise: &Promise) {
+        if promise.is_kept() {
+            return;
+        }
+        self.drivers.fetch_add(1, Ordering::SeqCst);
+        let (mut idle, mut listening) = (0, false);
+        while !promise.is_kept() && idle < 2 {
+            idle = if self.run_what_is_ready() || self.listen(&mut listening) { 0 } else { idle + 1 };
+            // It may look again and again while the runner is at work: some day the runner goes on.
+            thread::yield_now();
+        }
+        let last = self.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && (self.disarmed.load(Ordering::SeqCst) || self.may_have_job.load(Ordering::SeqCst)) {
+            let mut st = self.state.lock().unwrap();
+            if !st.armed {
+                self.arm(&mut st);
+            }
+            if !st.queue.is_empty() {
+                self.work.notify_one();
+            }
+        }
+        while !promise.is_kept() && !promise.sleep(std::time::Duration::MAX) {}
+    }
+
+    fn wake_runner(&self) {
+        self.may_have_job.store(true, Ordering::SeqCst);
+        if self.is_undriven() {
+            self.work.notify_one();
+        }
+    }
+
+    fn is_undriven(&self) -> bool {
+        self.drivers.load(Ordering::SeqCst) == 0
+    }
+
+    fn listen(&self, listening: &mut bool) -> bool {
+        let mut st = self.state.lock().unwrap();
+        if !std::mem::replace(listening, true) {
+            self.disarm(&mut st);
+        }
+        self.turn(&mut st) || !st.queue.is_empty()
+    }
+
+    fn arm(&self, st: &mut State) {
+        self.wires.armed.store(true, Ordering::SeqCst);
+        st.armed = true;
+        self.disarmed.store(false, Ordering::SeqCst);
+        self.turn(st);
+    }
+
+    fn disarm(&self, st: &mut State) {
+        if std::mem::take(&mut st.armed) {
+            self.wires.armed.store(false, Ordering::SeqCst);
+            self.disarmed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn turn(&self, st: &mut State) -> bool {
+        let mut stirred = false;
+        while let Some(job) = self.wires.inbox.lock().unwrap().pop_front() {
+            st.queue.push_back(job);
+            self.wake_runner();
+            stirred = true;
+        }
+        stirred
+    }
+
+    fn run_what_is_ready(&self) -> bool {
+        let lane = match self.lane.try_lock() {
+            Ok(lane) => lane,
+            Err(TryLockError::WouldBlock) => return false,
+            Err(TryLockError::Poisoned(_)) => panic!("a thread has panicked"),
+        };
+        let Some(mut job) = self.next_job() else { return false };
+        loop {
+            self.promises[job].keep(outcome(job));
+            match self.next_job() {
+                Some(next) => job = next,
+                None => break,
+            }
+        }
+        drop(lane);
+        true
+    }
+
+    fn next_job(&self) -> Option<usize> {
+        let mut st = self.state.lock().unwrap();
+        let next = st.queue.pop_front();
+        if next.is_none() {
+            self.may_have_job.store(false, Ordering::SeqCst);
+        }
+        next
+    }
+
+    fn run_jobs(&self) {
+        loop {
+            let mut st = self.state.lock().unwrap();
+            while !(self.is_undriven() && !st.queue.is_empty()) {
+                if st.closing {
+                    return;
+                }
+                st = self.work.wait(st).unwrap();
+            }
+            drop(st);
+            if !self.run_what_is_ready() {
+                drop(self.lane.lock().unwrap());
+            }
+        }
+    }
+
+    fn watch(&self) {
+        loop {
+            let mut st = self.state.lock().unwrap();
+            self.disarm(&mut st);
+            self.turn(&mut st);
+            if self.is_undriven() {
+                self.arm(&mut st);
+                if !st.queue.is_empty() {
+                    self.work.notify_one();
+                }
+            }
+            if st.closing {
+                return;
+            }
+            drop(st);
+            self.wires.sleep();
+        }
+    }
+
+    fn stop(&self) {
+        self.state.lock().unwrap().closing = true;
+        self.work.notify_all();
+        self.wires.ring();
+    }
+}
+
+/// Programs come and go as drivers while neighbours speak; whoever is there when a job comes, somebody runs it.
+fn nobody_waits_for_a_job_that_nobody_runs(programs: usize, jobs: usize) {
+    explore(move || {
+        let set = Set::new(jobs);
+        let start = |act: fn(&Set)| {
+            let set = Arc::clone(&set);
+            thread::spawn(move || act(&set))
+        };
+        let servants = [start(Set::watch), start(Set::run_jobs)];
+        let neighbour = thread::spawn({
+            let set = Arc::clone(&set);
+            move || (0..jobs).for_each(|job| set.wires.say(job))
+        });
+        let programs: Vec<_> = (0..programs)
+            .map(|program| {
+                let set = Arc::clone(&set);
+                thread::spawn(move || {
+                    for promise in set.promises.iter().skip(program).step_by(programs) {
+                        set.drive_until(promise);
+                        assert!(promise.is_kept());
+                    }
+                })
+            })
+            .collect();
+        for thread in programs.into_iter().chain([neighbour]) {
+            thread.join().unwrap();
+        }
+        set.stop();
+        for servant in servants {
+            servant.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn one_program_and_the_servants_hand_work_over() {
+    nobody_waits_for_a_job_that_nobody_runs(1, 3);
+}
+
+#[test]
+fn two_programs_and_the_servants_hand_work_over() {
+    nobody_waits_for_a_job_that_nobody_runs(2, 3);
+}

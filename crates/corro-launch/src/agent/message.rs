@@ -1,0 +1,225 @@
+//! What the launcher and the agent of a host say to each other, framed by [`corro_core::codec`].
+//!
+//! Orders go to the agent's standard input, reports come from its standard output; over ssh those are the only two
+//! channels there are. The secret and the environment travel in here and never on a command line.
+
+use corro_core::{Rank, Result, codec};
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+/// What an agent says before its first report. A login shell may have printed something in front of it.
+pub(crate) const GREETING: &[u8] = b"\0corro agent\n";
+/// How much a login shell may print.
+pub(crate) const MAX_NOISE: usize = 64 * 1024;
+/// The longest order: an environment, mostly.
+pub const MAX_ORDER: usize = 32 * 1024 * 1024;
+/// The longest report: a piece of output, mostly.
+pub const MAX_REPORT: usize = 1024 * 1024;
+/// The longest piece of output in one report.
+pub(crate) const MAX_OUTPUT: usize = 64 * 1024;
+
+/// To an agent.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// Start the ranks of this host. Comes once.
+    Start(Start),
+    /// End: send `signal` to everything, and kill what is left after `grace_ms`.
+    End {
+        /// The signal's number.
+        signal: i32,
+        /// Milliseconds until SIGKILL.
+        grace_ms: u64,
+    },
+    /// The launcher is alive.
+    Beat,
+}
+
+/// What to start.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// Where the ranks run.
+    pub directory: ByteBuf,
+    /// The command and its arguments.
+    pub command: Vec<ByteBuf>,
+    /// The launcher's environment, as far as it is passed on.
+    pub environment: Vec<(ByteBuf, ByteBuf)>,
+    /// The ranks of this host, and the variables that are theirs alone.
+    pub ranks: Vec<(Rank, Vec<(String, String)>)>,
+    /// On another host: its own `HOME` and the like are kept, and so much silence (in ms) means that the launcher is lost.
+    pub silence_ms: Option<u64>,
+}
+
+/// From an agent.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Report {
+    /// It is there.
+    Hello {
+        /// Its release of corro.
+        release: String,
+        /// The launcher's address as this host sees it, if it came by ssh.
+        caller: Option<String>,
+    },
+    /// A rank runs.
+    Started {
+        /// Which.
+        rank: Rank,
+        /// Its process.
+        pid: i32,
+    },
+    /// A rank could not be started.
+    NotStarted {
+        /// Which.
+        rank: Rank,
+        /// What a shell would exit with: 127 for a command that is not there, 126 for one that can't be run.
+        code: i32,
+        /// Why.
+        cause: String,
+    },
+    /// A rank has written something.
+    Output {
+        /// Which.
+        rank: Rank,
+        /// To standard error rather than to standard output.
+        error: bool,
+        /// What.
+        bytes: ByteBuf,
+    },
+    /// A rank has ended.
+    Exited {
+        /// Which.
+        rank: Rank,
+        /// How.
+        ending: Ending,
+    },
+    /// The host is alive.
+    Beat,
+    /// Nothing is left of the job on this host.
+    Done,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ending {
+    /// By itself, with this exit code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+impl Ending {
+    /// Whether all is well.
+    pub fn is_success(self) -> bool {
+        self == Self::Code(0)
+    }
+
+    /// What a shell would call it: 128 and the signal's number for a signal.
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(number) => 128 + number,
+        }
+    }
+}
+
+impl std::fmt::Display for Ending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(number) => match nix::sys::signal::Signal::try_from(*number) {
+                Ok(signal) => write!(f, "signal {number} ({signal})"),
+                Err(_) => write!(f, "signal {number}"),
+            },
+        }
+    }
+}
+
+/// Bytes that arrive in pieces, cut into messages.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Inbox {
+    /// More bytes have come.
+    pub fn receive(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.taken);
+        self.taken = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next whole message, if it is there.
+    pub fn next<T: serde::de::DeserializeOwned>(&mut self, cap: usize) -> Result<Option<T>> {
+        let Some((message, used)) = codec::take(&self.bytes[self.taken..], cap)? else { return Ok(None) };
+        self.taken += used;
+        Ok(Some(message))
+    }
+
+    /// Skips what a login shell printed, up to and with the agent's greeting. True once it was found. The error holds
+    /// what came in its place.
+    pub(crate) fn find_greeting(&mut self) -> Result<bool, String> {
+        if let Some(at) = self.bytes.windows(GREETING.len()).position(|w| w == GREETING) {
+            self.taken = at + GREETING.len();
+            return Ok(true);
+        }
+        if self.bytes.len() > MAX_NOISE {
+            return Err(format!("its shell prints without end: {:?}", self.noise()));
+        }
+        Ok(false)
+    }
+
+    /// The beginning of what is there, for error texts.
+    pub(crate) fn noise(&self) -> String {
+        String::from_utf8_lossy(&self.bytes[..self.bytes.len().min(200)]).trim().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn messages_come_in_pieces_after_a_shells_noise() {
+        let report = Report::Output { rank: 3, error: true, bytes: ByteBuf::from(b"\xff\0x") };
+        let bytes = [b"Welcome to node7\n".as_slice(), GREETING, &codec::encode(&report).unwrap()].concat();
+        for size in 1..bytes.len() {
+            let mut inbox = Inbox::default();
+            let (mut greeted, mut got) = (false, None);
+            for piece in bytes.chunks(size) {
+                inbox.receive(piece);
+                greeted = greeted || inbox.find_greeting().unwrap();
+                if greeted {
+                    got = got.or(inbox.next::<Report>(MAX_REPORT).unwrap());
+                }
+            }
+            assert_eq!(got.as_ref(), Some(&report), "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn endless_noise_is_given_up() {
+        let mut inbox = Inbox::default();
+        inbox.receive(&vec![b'x'; MAX_NOISE + 1]);
+        assert!(inbox.find_greeting().unwrap_err().contains("xxx"));
+    }
+
+    #[test]
+    fn endings_read_as_a_shell_would_say() {
+        assert_eq!((Ending::Code(3).code(), Ending::Signal(9).code()), (3, 137));
+        assert_eq!(Ending::Signal(11).to_string(), "signal 11 (SIGSEGV)");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_messages_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut inbox = Inbox::default();
+            inbox.receive(&bytes);
+            while let Ok(Some(_)) = inbox.next::<Order>(MAX_ORDER) {}
+            let mut inbox = Inbox::default();
+            inbox.receive(&bytes);
+            while let Ok(Some(_)) = inbox.next::<Report>(MAX_REPORT) {}
+        }
+    }
+}

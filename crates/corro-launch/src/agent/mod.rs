@@ -1,0 +1,388 @@
+//! The agent of one host: starts its ranks, passes on what they write and how they end, and sees to it that nothing is
+//! left of them.
+//!
+//! It is a process of its own (`corro agent`), started directly on the launcher's host and by ssh elsewhere, so there is
+//! one way only in which ranks come and go. It ends everything it has started when the launcher says so, when its
+//! standard input closes (the launcher is gone, also by kill -9), or when the launcher has been silent for too long (the
+//! network is gone). One thread, which never blocks.
+
+mod environment;
+mod family;
+pub mod message;
+mod rank;
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+use corro_core::{Error, Result, codec, config};
+use nix::sys::signal::{SigSet, Signal as Number};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, WaitOptions, wait};
+use serde_bytes::ByteBuf;
+
+pub(crate) use environment::passed_on;
+use message::{Ending, Inbox, MAX_ORDER, Order, Report, Start};
+use rank::Process;
+
+/// How often a host says that it is alive.
+pub(crate) const BEAT: Duration = Duration::from_secs(1);
+/// Ranks are not read from while so much waits to be passed on.
+const FULL_BYTES: usize = 1024 * 1024;
+/// What a rank has left running may end by itself for so long after the last rank.
+const LEFTOVERS: Duration = Duration::from_millis(300);
+/// How long the launcher may take to say what to start: it waits for slower hosts in that time.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// The time between SIGTERM and SIGKILL when nobody is there to say otherwise.
+const GRACE: Duration = Duration::from_millis(1500);
+/// How long the last reports may take to be read.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// Serves the launcher at standard input and output, and gives the exit code.
+pub fn serve() -> Result<i32> {
+    let number = |e: nix::errno::Errno| Error::io("setting up signals", e);
+    let mut signals = SigSet::empty();
+    for signal in [Number::SIGCHLD, Number::SIGTERM, Number::SIGINT, Number::SIGHUP] {
+        signals.add(signal);
+    }
+    signals.thread_block().map_err(number)?;
+    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(number)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|e| Error::io("becoming the parent of what ranks leave behind", e))?;
+    let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
+    let mut agent = Agent::new(stdin.as_fd(), stdout.as_fd(), signals)?;
+    agent.greet()?;
+    while !agent.turn()? {}
+    Ok(0)
+}
+
+struct Agent<'a> {
+    input: BorrowedFd<'a>,
+    output: BorrowedFd<'a>,
+    signals: SignalFd,
+    inbox: Inbox,
+    outbox: Vec<u8>,
+    ranks: Vec<Process>,
+    started: bool,
+    /// When the launcher was last heard, and how long it may be silent.
+    heard: Instant,
+    silence: Option<Duration>,
+    last_beat: Instant,
+    ending: Option<Ends>,
+    /// Whether the launcher still reads what is written.
+    connected: bool,
+}
+
+/// How far the end of everything has come.
+struct Ends {
+    kill_at: Instant,
+    killed: bool,
+    /// No report is waited for after this.
+    give_up: Instant,
+}
+
+impl<'a> Agent<'a> {
+    fn new(input: BorrowedFd<'a>, output: BorrowedFd<'a>, signals: SignalFd) -> Result<Self> {
+        for fd in [input, output] {
+            let flags = rustix::fs::fcntl_getfl(fd).map_err(|e| Error::io("asking for the mode of a pipe", e))?;
+            rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)
+                .map_err(|e| Error::io("setting the mode of a pipe", e))?;
+        }
+        let now = Instant::now();
+        Ok(Self {
+            input,
+            output,
+            signals,
+            inbox: Inbox::default(),
+            outbox: Vec::new(),
+            ranks: Vec::new(),
+            started: false,
+            heard: now,
+            silence: Some(PATIENCE),
+            last_beat: now,
+            ending: None,
+            connected: true,
+        })
+    }
+
+    fn greet(&mut self) -> Result<()> {
+        self.outbox.extend_from_slice(message::GREETING);
+        let caller = config::foreign("SSH_CONNECTION").and_then(|c| c.split_whitespace().next().map(str::to_owned));
+        self.tell(&Report::Hello { release: env!("CARGO_PKG_VERSION").into(), caller })
+    }
+
+    fn tell(&mut self, report: &Report) -> Result<()> {
+        if self.connected {
+            self.outbox.extend_from_slice(&codec::encode(report)?);
+        }
+        Ok(())
+    }
+
+    /// Waits for something to happen and deals with it. True when all is over.
+    fn turn(&mut self) -> Result<bool> {
+        let room = self.outbox.len() < FULL_BYTES;
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        let talks = self.connected;
+        if talks {
+            fds.push(PollFd::from_borrowed_fd(self.input, PollFlags::IN));
+            let interest = if self.outbox.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+            fds.push(PollFd::from_borrowed_fd(self.output, interest));
+        }
+        if room {
+            let pipes = self.ranks.iter().flat_map(|r| &r.pipes).filter_map(rank::Pipe::fd);
+            fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        }
+        let timeout = Timespec::try_from(self.timeout()).map_err(|e| Error::Bug(format!("a timeout: {e}")))?;
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(Error::io("waiting for the ranks", e)),
+        }
+        drop(fds);
+        // Everything below looks for itself whether there is something to do, so no event can be missed.
+        self.read_signals();
+        if talks {
+            self.read_orders();
+        }
+        self.read_ranks(room)?;
+        self.reap()?;
+        self.watch_the_clock()?;
+        self.flush();
+        self.is_over()
+    }
+
+    fn timeout(&self) -> Duration {
+        let now = Instant::now();
+        let mut until = now + Duration::from_secs(60);
+        if let Some(silence) = self.silence {
+            until = until.min(self.heard + silence).min(self.last_beat + BEAT);
+        }
+        if let Some(ends) = &self.ending {
+            let next = if ends.killed { now + Duration::from_millis(20) } else { ends.kill_at };
+            until = until.min(next).min(ends.give_up.max(now));
+            if self.ranks.iter().all(|r| r.told) {
+                // Orphans give no sign of their end except SIGCHLD, which may have come before this turn.
+                until = until.min(now + Duration::from_millis(20));
+            }
+        }
+        until.saturating_duration_since(now)
+    }
+
+    fn read_signals(&mut self) {
+        while let Ok(Some(info)) = self.signals.read_signal() {
+            if info.ssi_signo != Number::SIGCHLD as u32 {
+                self.end(Signal::TERM, GRACE);
+            }
+        }
+    }
+
+    fn read_orders(&mut self) {
+        let mut bytes = [0; 16 * 1024];
+        loop {
+            match rustix::io::read(self.input, &mut bytes) {
+                Ok(0) => return self.disconnect(),
+                Ok(count) => {
+                    self.heard = Instant::now();
+                    self.inbox.receive(&bytes[..count]);
+                    if let Err(e) = self.obey() {
+                        eprintln!("corro agent: {e}");
+                        return self.disconnect();
+                    }
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return,
+                Err(_) => return self.disconnect(),
+            }
+        }
+    }
+
+    /// The launcher is gone: so must be everything else.
+    fn disconnect(&mut self) {
+        self.connected = false;
+        self.outbox.clear();
+        self.end(Signal::TERM, GRACE);
+    }
+
+    fn obey(&mut self) -> Result<()> {
+        while let Some(order) = self.inbox.next::<Order>(MAX_ORDER)? {
+            match order {
+                Order::Beat => {}
+                Order::Start(start) if !self.started => self.start(&start)?,
+                Order::Start(_) => return Err(Error::Malformed("a second order to start".into())),
+                Order::End { signal, grace_ms } => {
+                    let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+                    self.end(signal, Duration::from_millis(grace_ms.min(3_600_000)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, order: &Start) -> Result<()> {
+        self.started = true;
+        self.silence = order.silence_ms.map(Duration::from_millis);
+        let text = |bytes: &ByteBuf| OsStr::from_bytes(bytes).to_owned();
+        let mut environment: Vec<(OsString, OsString)> =
+            order.environment.iter().map(|(name, value)| (text(name), text(value))).collect();
+        if order.silence_ms.is_some() {
+            environment = environment::on_another_host(std::env::vars_os(), environment);
+        }
+        for (rank, own) in &order.ranks {
+            let report = match rank::start(order, *rank, &environment, own) {
+                Ok(process) => {
+                    let pid = process.pid.as_raw_nonzero().get();
+                    self.ranks.push(process);
+                    Report::Started { rank: *rank, pid }
+                }
+                Err(e) => Report::NotStarted { rank: *rank, code: e.code, cause: e.cause },
+            };
+            self.tell(&report)?;
+            if matches!(report, Report::NotStarted { .. }) {
+                // The others would fail in the same way, or wait for this one in vain.
+                self.end(Signal::TERM, GRACE);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_ranks(&mut self, room: bool) -> Result<()> {
+        if !room {
+            return Ok(());
+        }
+        for at in 0..self.ranks.len() {
+            self.read_rank(at, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what a rank has written: at most `pieces` of each of its pipes.
+    fn read_rank(&mut self, at: usize, pieces: usize) -> Result<()> {
+        for pipe in 0..2 {
+            for _ in 0..pieces {
+                let process = &mut self.ranks[at];
+                let (rank, error) = (process.rank, process.pipes[pipe].is_error());
+                let bytes = process.pipes[pipe].read();
+                if bytes.is_empty() {
+                    break;
+                }
+                self.tell(&Report::Output { rank, error, bytes: ByteBuf::from(bytes) })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Learns who has ended: ranks, and what was left to us by ranks that ended before.
+    fn reap(&mut self) -> Result<()> {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            let ending = match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => Ending::Code(code),
+                (_, Some(signal)) => Ending::Signal(signal),
+                _ => continue,
+            };
+            if let Some(process) = self.ranks.iter_mut().find(|p| p.pid == pid) {
+                process.ending = Some(ending);
+            }
+        }
+        for at in 0..self.ranks.len() {
+            let process = &self.ranks[at];
+            if let (Some(ending), false) = (process.ending, process.told) {
+                let rank = process.rank;
+                // What it wrote comes before how it ended; no more than a pipe can hold, for others may still write.
+                self.read_rank(at, 17)?;
+                self.tell(&Report::Exited { rank, ending })?;
+                self.ranks[at].told = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ranks that have not ended. The group of one that has may be gone and its number taken by others; whatever is left
+    /// of it is found as a descendant.
+    fn living(&self) -> Vec<Pid> {
+        self.ranks.iter().filter(|r| r.ending.is_none()).map(|r| r.pid).collect()
+    }
+
+    /// Begins the end of everything, or hurries it.
+    fn end(&mut self, signal: Signal, grace: Duration) {
+        let now = Instant::now();
+        if self.ending.as_ref().is_some_and(|e| e.killed) {
+            return;
+        }
+        family::signal_all(&self.living(), signal);
+        let kill_at = self.ending.as_ref().map_or(now + grace, |e| e.kill_at.min(now + grace));
+        self.ending = Some(Ends { kill_at, killed: false, give_up: kill_at + LAST_WORDS });
+    }
+
+    fn watch_the_clock(&mut self) -> Result<()> {
+        let now = Instant::now();
+        if let Some(silence) = self.silence {
+            if self.connected && now >= self.heard + silence {
+                eprintln!("corro agent: the launcher has been silent for {silence:?}, so its ranks here are ended");
+                self.disconnect();
+            }
+            if now >= self.last_beat + BEAT {
+                self.last_beat = now;
+                if self.outbox.is_empty() {
+                    self.tell(&Report::Beat)?;
+                }
+            }
+        }
+        if self.started && self.ending.is_none() && self.ranks.iter().all(|r| r.told) {
+            // What ranks leave behind may clean up after them (Python's resource tracker does), but not for ever.
+            let kill_at = now + LEFTOVERS;
+            self.ending = Some(Ends { kill_at, killed: false, give_up: kill_at + LAST_WORDS });
+        }
+        let living = self.living();
+        if let Some(ends) = &mut self.ending
+            && (ends.killed || now >= ends.kill_at)
+        {
+            ends.killed = true;
+            // Again and again, since a process may have started another one in between.
+            family::signal_all(&living, Signal::KILL);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        while !self.outbox.is_empty() && self.connected {
+            match rustix::io::write(self.output, &self.outbox) {
+                Ok(count) => drop(self.outbox.drain(..count)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return,
+                Err(_) => self.disconnect(),
+            }
+        }
+    }
+
+    /// Whether nothing is left to be done, on this host or for the launcher.
+    fn is_over(&mut self) -> Result<bool> {
+        let Some(ends) = &self.ending else { return Ok(false) };
+        let late = Instant::now() >= ends.give_up;
+        // No child at all: then there is no descendant either, since orphans become our children.
+        let childless = matches!(children(), Err(rustix::io::Errno::CHILD));
+        let all_gone = childless && self.ranks.iter().all(|r| r.told);
+        if !all_gone && !late {
+            return Ok(false);
+        }
+        for at in 0..self.ranks.len() {
+            self.read_rank(at, 17)?;
+        }
+        self.tell(&Report::Done)?;
+        let until = Instant::now() + LAST_WORDS;
+        self.flush();
+        while self.connected && !self.outbox.is_empty() && Instant::now() < until {
+            let mut fds = [PollFd::from_borrowed_fd(self.output, PollFlags::OUT)];
+            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
+            self.flush();
+        }
+        Ok(true)
+    }
+}
+
+/// Whether there are children, without taking a status that [`Agent::reap`] should see.
+fn children() -> Result<(), rustix::io::Errno> {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT).map(drop)
+}

@@ -1,0 +1,195 @@
+//! The command line: which of our programs is meant, and what its exit code is.
+//!
+//! | exit code | of `corro run` |
+//! | --- | --- |
+//! | 0 | every rank ended with 0 |
+//! | 1 | a host could not be reached or was lost, or the launcher itself failed |
+//! | 2 | the command line is wrong |
+//! | 126, 127 | the command can't be run, or is not there |
+//! | 128 + n | a rank, or the launcher, was ended by signal n |
+//! | other | that of the first rank that failed |
+//!
+//! `horovodrun` gives 1 for every failure of a rank, as Horovod does.
+
+mod check_build;
+mod config_file;
+mod doctor;
+mod flags;
+mod knobs;
+mod request;
+
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
+use std::path::Path;
+
+use corro_core::{Error, Result, config};
+
+use crate::course::Failure;
+use crate::output::{Output, Style};
+
+const USAGE_ERROR: u8 = 2;
+
+const HELP: &str = "\
+usage: corro COMMAND ...
+
+  run      start a job of several processes, here and on other hosts
+  doctor   check this machine, and hosts given with -H, for what jobs need
+  agent    what `run` starts on each host; not for people
+
+`corro COMMAND --help` says more. As `horovodrun`, this program takes Horovod's flags.
+";
+
+/// The program: takes its words, the first of which is its own name, and gives its exit code. `agent` is the command that
+/// starts an agent where that is not this very program with the word `agent` behind it (in Python, say).
+pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
+    let (name, rest) =
+        words.split_first().map_or((OsStr::new("corro"), words), |(name, rest)| (name.as_os_str(), rest));
+    let called = Path::new(name).file_name().and_then(OsStr::to_str).unwrap_or("corro");
+    if called.starts_with("horovodrun") {
+        return run("horovodrun", rest, agent);
+    }
+    let word = rest.first().and_then(|w| w.to_str()).unwrap_or_default();
+    let rest = rest.get(1..).unwrap_or_default();
+    match word {
+        "run" => run("corro run", rest, agent),
+        "horovodrun" => run("horovodrun", rest, agent),
+        "doctor" => doctor::main(rest, agent),
+        "agent" => match crate::agent::serve() {
+            Ok(code) => code as u8,
+            Err(e) => complain("corro agent", &e),
+        },
+        "--version" | "-V" | "-v" => {
+            println!("corro {}", env!("CARGO_PKG_VERSION"));
+            0
+        }
+        "--help" | "-h" | "help" => {
+            print!("{HELP}");
+            0
+        }
+        "" => {
+            eprint!("{HELP}");
+            USAGE_ERROR
+        }
+        other => {
+            eprintln!("corro: {other:?} is not a command; known: run, doctor");
+            USAGE_ERROR
+        }
+    }
+}
+
+fn complain(name: &str, error: &Error) -> u8 {
+    eprintln!("{name}: {error}");
+    if matches!(error, Error::Usage(_)) { USAGE_ERROR } else { 1 }
+}
+
+fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8 {
+    let mut command = flags::command(name);
+    command.build();
+    let words = flags::normalise(&command, words);
+    let matches = match command.no_binary_name(true).try_get_matches_from(words) {
+        Ok(matches) => matches,
+        Err(e) => {
+            let _ = e.print();
+            return if e.use_stderr() { USAGE_ERROR } else { 0 };
+        }
+    };
+    if matches.get_flag("version") {
+        println!("{} (corro {})", check_build::HOROVOD, env!("CARGO_PKG_VERSION"));
+        return 0;
+    }
+    if matches.get_flag("check-build") {
+        print!("{}", check_build::table());
+        return 0;
+    }
+    request::understand(&matches, agent)
+        .and_then(|request| start(name, &request))
+        .unwrap_or_else(|e| complain(name, &e))
+}
+
+fn start(name: &str, request: &request::Request) -> Result<u8> {
+    for remark in &request.remarks {
+        eprintln!("{name}: {remark}");
+    }
+    let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
+    let colour = match request.color.as_str() {
+        "always" => true,
+        "never" => false,
+        _ => stdout.is_terminal() && config::foreign("NO_COLOR").is_none(),
+    };
+    let style = Style {
+        timestamps: request.timestamps,
+        colour,
+        same_place: is_same_place(&stdout, &stderr),
+        directory: request.directory.clone(),
+    };
+    let output = Output::new(style, request.job.size(), [Box::new(stdout), Box::new(stderr)])?;
+    let signals = signals::block()?;
+    let outcome = request.job.run(output, |control| signals::pass_on(signals, control))?;
+    let horovod = name == "horovodrun";
+    Ok(match &outcome.failure {
+        None => 0,
+        Some(failure) => {
+            eprint!("{}", epitaph(name, failure, &outcome.last_lines));
+            if horovod && !matches!(failure, Failure::Interrupted { .. }) { 1 } else { exit_code(failure) }
+        }
+    })
+}
+
+fn exit_code(failure: &Failure) -> u8 {
+    // What a shell would make of it; never 0 for a failure.
+    u8::try_from(failure.code() & 0xff).ok().filter(|c| *c != 0).unwrap_or(1)
+}
+
+/// What is shown last.
+fn epitaph(name: &str, failure: &Failure, last_lines: &[String]) -> String {
+    let mut lines = Vec::new();
+    if let Failure::Rank { rank, ending, .. } = failure {
+        if !last_lines.is_empty() {
+            lines.push(format!("{name}: the last that rank {rank} wrote to stderr:"));
+            lines.extend(last_lines.iter().map(|line| format!("    {line}")));
+        }
+        if name == "horovodrun" {
+            lines.push(format!("Process {rank} exit with status code {}.", ending.code()));
+            lines.push(format!("Terminating remaining workers after failure of Process {rank}."));
+        }
+    }
+    lines.push(format!("{name}: {failure}\n"));
+    lines.join("\n")
+}
+
+/// Whether both end up in one terminal or file.
+fn is_same_place(stdout: &std::io::Stdout, stderr: &std::io::Stderr) -> bool {
+    match (rustix::fs::fstat(stdout), rustix::fs::fstat(stderr)) {
+        (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+        _ => false,
+    }
+}
+
+/// Signals to the launcher, passed on to the job by a thread of their own.
+mod signals {
+    use corro_core::{Error, Result};
+    use nix::sys::signal::{SigSet, Signal};
+
+    use crate::job::Control;
+
+    /// Keeps signals for [`pass_on`]. Before any thread is started, since threads inherit this.
+    pub(super) fn block() -> Result<SigSet> {
+        let mut set = SigSet::empty();
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            set.add(signal);
+        }
+        set.thread_block().map_err(|e| Error::io("setting up signals", e))?;
+        Ok(set)
+    }
+
+    pub(super) fn pass_on(set: SigSet, control: Control) {
+        let wait = move || {
+            while let Ok(signal) = set.wait() {
+                control.interrupt(signal as i32);
+            }
+        };
+        if let Err(e) = std::thread::Builder::new().name("corro-signals".into()).spawn(wait) {
+            eprintln!("corro: signals can't be handled: {e}");
+        }
+    }
+}

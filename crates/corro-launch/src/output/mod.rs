@@ -1,0 +1,252 @@
+//! What ranks write, as the user sees it: on the launcher's own output, and in a file per rank.
+//!
+//! Owns the launcher's standard output and error while a job runs. Blocks when nobody reads them, and so do the ranks
+//! then: nothing is thrown away.
+
+mod clock;
+mod lines;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use corro_core::{Error, Rank, Result};
+use lines::{Page, Splitter, Writer};
+
+/// How many of a rank's last lines on standard error are kept for the end, and how long each may be.
+const LAST_LINES: usize = 30;
+const LAST_LINE_BYTES: usize = 2000;
+
+/// How output is shown.
+pub struct Style {
+    /// Whether each line begins with the time.
+    pub timestamps: bool,
+    /// Whether prefixes are coloured.
+    pub colour: bool,
+    /// Whether standard output and error end up in the same place, so that lines of both must not mix.
+    pub same_place: bool,
+    /// Where each rank's output is written as well.
+    pub directory: Option<PathBuf>,
+}
+
+/// Where output goes.
+pub struct Output {
+    style: Style,
+    /// Standard output, then standard error.
+    sinks: [Box<dyn Write + Send>; 2],
+    pages: [Page; 2],
+    writers: BTreeMap<Writer, OneWriter>,
+    last: BTreeMap<Rank, VecDeque<Vec<u8>>>,
+    files_failed: bool,
+}
+
+#[derive(Default)]
+struct OneWriter {
+    splitter: Splitter,
+    file: Option<BufWriter<File>>,
+    page: Page,
+}
+
+impl Output {
+    /// Output for ranks `0..size`, whose files are opened now so that a wrong directory is told before anything starts.
+    pub fn new(style: Style, size: usize, sinks: [Box<dyn Write + Send>; 2]) -> Result<Self> {
+        let mut writers = BTreeMap::new();
+        for rank in 0..size {
+            for (error, name) in [(false, "stdout"), (true, "stderr")] {
+                let path = style.directory.as_ref().map(|d| rank_directory(d, rank, size).join(name));
+                let file = path.map(|path| create(&path)).transpose()?;
+                writers.insert((rank, error), OneWriter { file, ..OneWriter::default() });
+            }
+        }
+        let pages = [Page::default(), Page::default()];
+        Ok(Self { style, sinks, pages, writers, last: BTreeMap::new(), files_failed: false })
+    }
+
+    /// Shows what `rank` wrote.
+    pub fn put(&mut self, rank: Rank, error: bool, bytes: &[u8]) -> std::io::Result<()> {
+        let mut whole = Vec::new();
+        if let Some(writer) = self.writers.get_mut(&(rank, error)) {
+            writer.splitter.feed(bytes, |line| whole.push(line.to_vec()));
+        }
+        self.show((rank, error), &whole)
+    }
+
+    /// A rank writes no more: what it left unfinished is shown too.
+    pub fn finish(&mut self, rank: Rank) -> std::io::Result<()> {
+        for error in [false, true] {
+            let mut whole = Vec::new();
+            if let Some(writer) = self.writers.get_mut(&(rank, error)) {
+                writer.splitter.finish(|line| whole.push(line.to_vec()));
+            }
+            self.show((rank, error), &whole)?;
+        }
+        Ok(())
+    }
+
+    /// The last a rank wrote to standard error.
+    pub fn last_lines(&self, rank: Rank) -> Vec<String> {
+        let lines = self.last.get(&rank).into_iter().flatten();
+        lines.map(|line| String::from_utf8_lossy(line).trim_end().to_owned()).collect()
+    }
+
+    /// Says something in the launcher's own name, on a line of its own.
+    pub fn say(&mut self, text: &str) {
+        let gap = if self.pages[usize::from(!self.style.same_place)].close() { "\n" } else { "" };
+        let _ = writeln!(self.sinks[1], "{gap}{text}").and_then(|()| self.sinks[1].flush());
+    }
+
+    /// Ends every line and writes everything to its file.
+    pub fn close(&mut self) {
+        for (page, sink) in self.pages.iter_mut().zip(&mut self.sinks) {
+            if page.close() {
+                let _ = sink.write_all(b"\n");
+            }
+            let _ = sink.flush();
+        }
+        for writer in self.writers.values_mut() {
+            if let Some(file) = &mut writer.file {
+                let _ = file.flush();
+            }
+        }
+    }
+
+    fn show(&mut self, writer: Writer, whole: &[Vec<u8>]) -> std::io::Result<()> {
+        if whole.is_empty() {
+            return Ok(());
+        }
+        let (rank, error) = writer;
+        let plain = self.prefix(rank, error);
+        let prefix = if self.style.colour { coloured(rank, &plain) } else { plain.clone() };
+        let page = usize::from(error && !self.style.same_place);
+        let mut out = Vec::new();
+        for line in whole {
+            self.pages[page].put(writer, prefix.as_bytes(), line, &mut out);
+            if error {
+                remember(self.last.entry(rank).or_default(), line);
+            }
+        }
+        self.write_file(writer, &plain, whole);
+        let sink = &mut self.sinks[usize::from(error)];
+        sink.write_all(&out)?;
+        sink.flush()
+    }
+
+    fn write_file(&mut self, writer: Writer, prefix: &str, whole: &[Vec<u8>]) {
+        let Some(OneWriter { file: Some(file), page, .. }) = self.writers.get_mut(&writer) else { return };
+        let mut out = Vec::new();
+        for line in whole {
+            page.put(writer, prefix.as_bytes(), line, &mut out);
+        }
+        // Readers may follow the file while the job runs, so nothing is held back.
+        if let Err(e) = file.write_all(&out).and_then(|()| file.flush())
+            && !std::mem::replace(&mut self.files_failed, true)
+        {
+            // The job is worth more than its log.
+            self.say(&format!("corro: the output of rank {} can't be written to its file: {e}", writer.0));
+        }
+    }
+
+    fn prefix(&self, rank: Rank, error: bool) -> String {
+        let time = if self.style.timestamps { clock::now() } else { String::new() };
+        format!("{time}[{rank}]<{}>:", if error { "stderr" } else { "stdout" })
+    }
+}
+
+fn remember(lines: &mut VecDeque<Vec<u8>>, line: &[u8]) {
+    if lines.len() == LAST_LINES {
+        lines.pop_front();
+    }
+    lines.push_back(line[..line.len().min(LAST_LINE_BYTES)].to_vec());
+}
+
+/// `DIR/rank.07` of twelve ranks.
+fn rank_directory(directory: &Path, rank: Rank, size: usize) -> PathBuf {
+    let width = (size.max(1) - 1).to_string().len();
+    directory.join(format!("rank.{rank:0width$}"))
+}
+
+fn create(path: &Path) -> Result<BufWriter<File>> {
+    let doing = || format!("creating {} for --output-filename", path.display());
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(|e| Error::io(doing(), e))?;
+    }
+    File::create(path).map(BufWriter::new).map_err(|e| Error::io(doing(), e))
+}
+
+/// Colours that can be read on light and on dark.
+fn coloured(rank: Rank, prefix: &str) -> String {
+    const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
+    format!("\x1b[{}m{prefix}\x1b[0m", COLOURS[rank % COLOURS.len()])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn style() -> Style {
+        Style { timestamps: false, colour: false, same_place: false, directory: None }
+    }
+
+    fn output(style: Style, size: usize) -> (Output, impl Fn() -> (String, String)) {
+        let (out, err) = (Shared::default(), Shared::default());
+        let output = Output::new(style, size, [Box::new(out.clone()), Box::new(err.clone())]).unwrap();
+        let text = |s: &Shared| String::from_utf8_lossy(&s.0.lock().unwrap()).into_owned();
+        (output, move || (text(&out), text(&err)))
+    }
+
+    #[test]
+    fn prefixes_as_horovods_users_know_them() {
+        let (mut output, shown) = output(style(), 2);
+        output.put(0, false, b"hel").unwrap();
+        output.put(1, false, b"one\ntwo\n").unwrap();
+        output.put(0, false, b"lo\n").unwrap();
+        output.put(1, true, b"oh").unwrap();
+        output.finish(1).unwrap();
+        output.say("end");
+        assert_eq!(shown().0, "[1]<stdout>:one\n[1]<stdout>:two\n[0]<stdout>:hello\n");
+        assert_eq!(shown().1, "[1]<stderr>:oh\nend\n");
+        assert_eq!(output.last_lines(1), ["oh"]);
+    }
+
+    #[test]
+    fn one_terminal_is_one_page() {
+        let (mut output, shown) = output(Style { same_place: true, colour: true, ..style() }, 1);
+        output.put(0, false, b"open").unwrap();
+        output.finish(0).unwrap();
+        output.put(0, true, b"x\n").unwrap();
+        // The break that ends the open line goes to whoever writes next; both are one screen.
+        assert_eq!(shown().0, "\x1b[36m[0]<stdout>:\x1b[0mopen");
+        assert_eq!(shown().1, "\n\x1b[36m[0]<stderr>:\x1b[0mx\n");
+    }
+
+    #[test]
+    fn files_lie_where_horovod_puts_them() {
+        let names = |size| rank_directory(Path::new("d"), 0, size).display().to_string();
+        assert_eq!([1, 2, 10, 11, 101].map(names), ["d/rank.0", "d/rank.0", "d/rank.0", "d/rank.00", "d/rank.000"]);
+        let directory = std::env::temp_dir().join(format!("corro-output-{}", std::process::id()));
+        let (mut output, shown) = output(Style { directory: Some(directory.clone()), colour: true, ..style() }, 2);
+        output.put(1, false, b"a\n\xffb").unwrap();
+        output.finish(1).unwrap();
+        output.close();
+        assert_eq!(std::fs::read(directory.join("rank.1/stdout")).unwrap(), b"[1]<stdout>:a\n[1]<stdout>:\xffb");
+        assert_eq!(std::fs::read(directory.join("rank.0/stderr")).unwrap(), b"");
+        assert!(shown().0.contains("a\n"));
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+}
