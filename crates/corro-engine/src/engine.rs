@@ -258,6 +258,10 @@ impl Engine {
 }
 
 fn run(set: &ProcessSet, submission: Submission) -> Result<Outcome> {
+    let submission = match set.express(submission) {
+        Ok(result) => return result,
+        Err(submission) => submission,
+    };
     let promise = set.submit(submission, true)?;
     set.drive(&promise);
     promise.take()

@@ -10,6 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use corro_core::ReduceOp;
+
 use crate::request::Kind;
 
 /// What is counted with one number. Times are nanoseconds.
@@ -92,7 +94,16 @@ const KINDS: [&str; 8] =
     ["allreduce", "adasum", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "other"];
 
 fn place(kind: &Kind) -> usize {
-    KINDS.iter().position(|k| k.eq_ignore_ascii_case(kind.name())).unwrap_or(KINDS.len() - 1)
+    match kind {
+        Kind::Allreduce { op: ReduceOp::Adasum, .. } => 1,
+        Kind::Allreduce { .. } => 0,
+        Kind::Allgather => 2,
+        Kind::Broadcast { .. } => 3,
+        Kind::Alltoall { .. } => 4,
+        Kind::Reducescatter { .. } => 5,
+        Kind::Barrier => 6,
+        Kind::AddSet { .. } | Kind::RemoveSet { .. } => 7,
+    }
 }
 
 /// The latency's first bucket ends at 2^10 ns, about a microsecond; each further one at twice the last, up to 69 s.

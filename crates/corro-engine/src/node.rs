@@ -376,6 +376,17 @@ impl Node {
         Some(tensors)
     }
 
+    /// As [`Node::submit`] and then [`Node::begin`], if this tensor is all that the next entry of the plan consists of;
+    /// otherwise nothing was done.
+    pub fn begin_alone(&mut self, now: Time, request: &Request) -> Option<Arc<[Arc<Agreed>]>> {
+        let slot = self.cache.find(request)?.slot;
+        let alone = self.actions.is_empty() && self.following.as_ref()?.is_next_alone(slot);
+        if !alone || !self.submit_to_plan(now, request) {
+            return None;
+        }
+        self.begin(now)
+    }
+
     /// Whether [`Node::begin`] would give something.
     pub fn can_begin(&self) -> bool {
         // Lists that were told before the plan come before it.

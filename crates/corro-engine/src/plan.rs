@@ -186,6 +186,12 @@ impl Following {
         true
     }
 
+    /// Whether the next entry is this tensor and nothing else, and nobody has submitted it yet.
+    pub fn is_next_alone(&self, slot: Slot) -> bool {
+        let next = (self.begun % self.batches.len() as u64) as usize;
+        !self.halted && self.batches[next] == [slot] && self.missing[next] == 1 && self.needs[next] == 1
+    }
+
     /// Begins the next entry if all its tensors are there: gives them.
     pub fn begin(&mut self) -> Option<Arc<[Arc<Agreed>]>> {
         let next = (self.begun % self.batches.len() as u64) as usize;

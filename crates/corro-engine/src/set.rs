@@ -80,6 +80,7 @@ impl ProcessSet {
             node,
             wires,
             entries: HashMap::default(),
+            express: None,
             queue: VecDeque::new(),
             fusion: core.options.rules().fusion,
             joins: Vec::new(),
@@ -153,7 +154,7 @@ impl ProcessSet {
                 return Err(error.clone());
             }
             for submission in &submissions {
-                if st.entries.contains_key(&submission.name) {
+                if st.is_under_way(&submission.name) {
                     return Err(self.duplicate(&submission.name));
                 }
             }
@@ -176,7 +177,7 @@ impl ProcessSet {
         mut submission: Submission,
         group: Option<(u64, usize)>,
     ) -> Result<Arc<Promise>> {
-        if st.entries.contains_key(&submission.name) {
+        if st.is_under_way(&submission.name) {
             return Err(self.duplicate(&submission.name));
         }
         let request = submission.request(group);
@@ -295,6 +296,11 @@ impl ProcessSet {
             Action::Fail(names, error) => {
                 self.core.observers.refused(now, &names);
                 for name in &names {
+                    if let Some((agreed, verdict)) = &mut st.express
+                        && agreed.name == *name
+                    {
+                        *verdict = Some(error.clone());
+                    }
                     match st.entries.get_mut(name) {
                         // Withdrawn from, but not back yet.
                         Some(Entry { tensor: None, verdict, .. }) => *verdict = Some(error.clone()),

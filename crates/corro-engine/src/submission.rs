@@ -142,7 +142,7 @@ impl Submission {
             name: std::mem::take(&mut self.name),
             kind: self.kind.clone(),
             dtype: self.dtype,
-            shape: self.shape.clone(),
+            shape: std::mem::take(&mut self.shape),
             device: self.device,
             group,
         }

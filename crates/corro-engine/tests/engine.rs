@@ -57,7 +57,7 @@ fn every_collective_gives_its_result() {
 
                 let one = 1f64.to_bits();
                 let kind = Kind::Reducescatter { op: corro_core::ReduceOp::Sum, prescale: one, postscale: one };
-                let rows: Vec<f32> = (0..n * 2 + 1).map(|i| i as f32).collect();
+                let rows: Vec<f32> = (0..=n * 2).map(|i| i as f32).collect();
                 let share = engine.run(of("scatter", kind, &[n * 2 + 1], &rows)).unwrap();
                 let mine = corro_core::shape::share(n * 2 + 1, n, r);
                 assert_eq!(numbers(share), mine.map(|i| (i * n) as f32).collect::<Vec<_>>());
@@ -75,7 +75,9 @@ fn steady_state_needs_no_messages() {
             let step = || {
                 let tickets: Vec<_> =
                     (0..5).map(|t| engine.submit(sum(format!("t{t}"), &[1.0; 10])).unwrap()).collect();
-                tickets.into_iter().for_each(|t| drop(t.wait().unwrap()));
+                for ticket in tickets {
+                    ticket.wait().unwrap();
+                }
             };
             while engine.gear(GLOBAL).unwrap() != Gear::Plan {
                 step();

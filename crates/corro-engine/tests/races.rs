@@ -3,8 +3,8 @@
 //! reports together with the schedule that replays it.
 //!
 //! Tickets are the crate's own source, compiled once more with Shuttle's primitives. The hand-over of work between
-//! programs, runner and watcher (`src/set.rs`) is bound up with the wires, so [`Set`] repeats it step by step: who
-//! changes the one must change the other.
+//! programs, runner and watcher (`src/set/driving.rs`, `src/set/lane.rs`) is bound up with the wires, so [`Set`] repeats it
+//! step by step: who changes the one must change the other.
 //!
 //! `CORRO_TEST_SCHEDULES` says how many schedules are tried.
 
@@ -52,7 +52,7 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
 
 #[expect(clippy::disallowed_methods, reason = "a knob of the tests, not of corro")]
 fn schedules() -> usize {
-    std::env::var("CORRO_TEST_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(1000)
+    std::env::var("CORRO_TEST_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(3000)
 }
 
 fn ticket(promise: &Arc<Promise>) -> Ticket {
@@ -157,7 +157,14 @@ struct Set {
     work: Condvar,
     wires: Wires,
     promises: Vec<Arc<Promise>>,
+    /// Set when the neighbour calls off what runs: see [`CALL_OFF`].
+    called_off: (Mutex<bool>, Condvar),
 }
+
+/// A job that takes until the neighbour says [`CALL_OFF`]: a collective in which somebody is waited for.
+const ENDLESS: usize = 0;
+/// Not a job.
+const CALL_OFF: usize = usize::MAX;
 
 #[derive(Default)]
 struct State {
@@ -198,17 +205,26 @@ impl Wires {
 }
 
 impl Set {
+    /// `jobs` are what the neighbour speaks of; the one after them is submitted here.
     fn new(jobs: usize) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
             lane: Mutex::new(()),
             drivers: AtomicUsize::new(0),
             may_have_job: AtomicBool::new(false),
-            disarmed: AtomicBool::new(false),
+            disarmed: AtomicBool::new(true),
             work: Condvar::new(),
             wires: Wires::default(),
-            promises: (0..jobs).map(|_| Promise::new()).collect(),
+            promises: (0..=jobs).map(|_| Promise::new()).collect(),
+            called_off: (Mutex::new(true), Condvar::new()),
         })
+    }
+
+    /// Submits what can be run at once, as in a plan.
+    fn submit(&self, job: usize) {
+        let mut st = self.state.lock().unwrap();
+        st.queue.push_back(job);
+        self.wake_runner();
     }
 
     fn drive_until(&self, promise: &Promise) {
@@ -270,12 +286,31 @@ impl Set {
 
     fn turn(&self, st: &mut State) -> bool {
         let mut stirred = false;
-        while let Some(job) = self.wires.inbox.lock().unwrap().pop_front() {
-            st.queue.push_back(job);
-            self.wake_runner();
+        loop {
+            let said = self.wires.inbox.lock().unwrap().pop_front();
+            match said {
+                None => return stirred,
+                Some(CALL_OFF) => {
+                    *self.called_off.0.lock().unwrap() = true;
+                    self.called_off.1.notify_one();
+                }
+                Some(job) => {
+                    st.queue.push_back(job);
+                    self.wake_runner();
+                }
+            }
             stirred = true;
         }
-        stirred
+    }
+
+    fn run(&self, job: usize) {
+        if job == ENDLESS {
+            let mut over = self.called_off.0.lock().unwrap();
+            while !*over {
+                over = self.called_off.1.wait(over).unwrap();
+            }
+        }
+        self.promises[job].keep(outcome(job));
     }
 
     fn run_what_is_ready(&self) -> bool {
@@ -286,7 +321,7 @@ impl Set {
         };
         let Some(mut job) = self.next_job() else { return false };
         loop {
-            self.promises[job].keep(outcome(job));
+            self.run(job);
             match self.next_job() {
                 Some(next) => job = next,
                 None => break,
@@ -347,10 +382,12 @@ impl Set {
     }
 }
 
-/// Programs come and go as drivers while neighbours speak; whoever is there when a job comes, somebody runs it.
-fn nobody_waits_for_a_job_that_nobody_runs(programs: usize, jobs: usize) {
+/// Programs come and go as drivers while neighbours speak; whoever is there when a job comes, somebody runs it. With
+/// `endless`, the first job lasts until the neighbour has said everything.
+fn nobody_waits_for_a_job_that_nobody_runs(programs: usize, jobs: usize, endless: bool) {
     explore(move || {
         let set = Set::new(jobs);
+        *set.called_off.0.lock().unwrap() = !endless;
         let start = |act: fn(&Set)| {
             let set = Arc::clone(&set);
             thread::spawn(move || act(&set))
@@ -358,20 +395,28 @@ fn nobody_waits_for_a_job_that_nobody_runs(programs: usize, jobs: usize) {
         let servants = [start(Set::watch), start(Set::run_jobs)];
         let neighbour = thread::spawn({
             let set = Arc::clone(&set);
-            move || (0..jobs).for_each(|job| set.wires.say(job))
+            move || (0..jobs).chain([CALL_OFF]).for_each(|what| set.wires.say(what))
+        });
+        // Leaves the work to others, as one with a callback does.
+        let submitter = thread::spawn({
+            let set = Arc::clone(&set);
+            move || {
+                set.submit(jobs);
+                while !set.promises[jobs].sleep(std::time::Duration::MAX) {}
+            }
         });
         let programs: Vec<_> = (0..programs)
             .map(|program| {
                 let set = Arc::clone(&set);
                 thread::spawn(move || {
-                    for promise in set.promises.iter().skip(program).step_by(programs) {
+                    for promise in set.promises[..jobs].iter().skip(program).step_by(programs) {
                         set.drive_until(promise);
                         assert!(promise.is_kept());
                     }
                 })
             })
             .collect();
-        for thread in programs.into_iter().chain([neighbour]) {
+        for thread in programs.into_iter().chain([neighbour, submitter]) {
             thread.join().unwrap();
         }
         set.stop();
@@ -383,10 +428,18 @@ fn nobody_waits_for_a_job_that_nobody_runs(programs: usize, jobs: usize) {
 
 #[test]
 fn one_program_and_the_servants_hand_work_over() {
-    nobody_waits_for_a_job_that_nobody_runs(1, 3);
+    nobody_waits_for_a_job_that_nobody_runs(1, 3, false);
 }
 
 #[test]
 fn two_programs_and_the_servants_hand_work_over() {
-    nobody_waits_for_a_job_that_nobody_runs(2, 3);
+    nobody_waits_for_a_job_that_nobody_runs(2, 3, false);
+}
+
+/// Known to fail: a program that has listened, and then runs a collective, hears nothing meanwhile, and neighbours need
+/// not ring. The watcher finds out when it looks up by itself, after up to 250 ms.
+#[test]
+#[ignore = "who leaves the wires for a collective does not ask the neighbours to ring"]
+fn what_neighbours_say_is_heard_while_a_program_runs_a_collective() {
+    nobody_waits_for_a_job_that_nobody_runs(1, 2, true);
 }

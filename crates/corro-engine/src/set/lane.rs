@@ -1,23 +1,24 @@
 //! Running what is agreed: whoever holds the lane takes job after job.
 
 use std::sync::atomic::Ordering;
-use std::sync::{PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
 use corro_collectives::Group;
 use corro_core::{Error, Result};
 use smallvec::{SmallVec, smallvec};
 
-use super::state::{After, Batch, Running, State};
+use super::state::{After, Batch, Entry, Running, State};
 use super::{ProcessSet, group_id, lock};
 use crate::autotune::Change;
 use crate::clock::{Estimate, PeerClock, RoundTrip};
-use crate::executor;
+use crate::executor::{self, Tensor};
 use crate::node::Gear;
 use crate::observers::Ran;
 use crate::recorder::State as Stage;
 use crate::request::Kind;
-use crate::ticket::Outcome;
+use crate::submission::Submission;
+use crate::ticket::{Outcome, Promise};
 
 /// How often clocks are compared; the quickest comparison counts.
 const CLOCK_SAMPLES: usize = 16;
@@ -30,6 +31,56 @@ pub(super) struct Lane {
 }
 
 impl ProcessSet {
+    /// Runs a tensor at once, in the caller's thread, if it is all that the next entry of the plan consists of and the
+    /// lane is free: then it needs no entry, no promise, and nobody to be told. Otherwise gives it back.
+    pub(crate) fn express(&self, mut submission: Submission) -> std::result::Result<Result<Outcome>, Submission> {
+        let Ok(mut lane) = self.lane.try_lock() else { return Err(submission) };
+        let Some(Lane { group, .. }) = lane.as_mut() else { return Err(submission) };
+        if let Err(error) = submission.check(&self.members) {
+            return Ok(Err(error));
+        }
+        let request = submission.request(None);
+        let began = self.core.now();
+        let mut st = lock(&self.state);
+        let free = st.over.is_none() && st.queue.is_empty() && !st.is_under_way(&request.name);
+        let Some(agreed) = free.then(|| st.node.begin_alone(began, &request)).flatten() else {
+            drop(st);
+            (submission.name, submission.shape) = (request.name, request.shape);
+            return Err(submission);
+        };
+        st.express = Some((Arc::clone(&agreed[0]), None));
+        let record = st.recorder.submitted(&request.name, request.kind.name(), request.bytes(), began);
+        st.recorder.came_to(record, Stage::Running, began);
+        drop(st);
+        let observers = &self.core.observers;
+        observers.submitted(began, &request);
+        observers.begins(began, true, &agreed);
+        let mut tensor = Tensor { input: submission.input, output: submission.output, prescaled: false };
+        let result = executor::run(group, &self.members, &agreed, std::slice::from_mut(&mut tensor), true);
+        let ended = self.core.now();
+        let mut st = lock(&self.state);
+        let verdict = st.express.take().and_then(|(_, verdict)| verdict);
+        st.node.finished(ended);
+        if let Ok(mut outcomes) = result {
+            st.recorder.came_to(record, Stage::Done, ended);
+            drop(st);
+            observers.metrics.completed([ended.saturating_sub(began)]);
+            observers.ran(&Ran { set: self.id, agreed: &agreed, began, ended, gear: Gear::Plan, well: true });
+            return Ok(outcomes.pop().ok_or_else(|| Error::Bug("a tensor without an outcome".into())));
+        }
+        // From here on it goes the long way.
+        let promise = Promise::new();
+        let entry = Entry { tensor: None, verdict, promise: Arc::clone(&promise), record, since: began };
+        st.entries.insert(request.name, entry);
+        drop(st);
+        let tensors = smallvec![tensor];
+        let batch = Batch { agreed, mine: SmallVec::new(), tensors, began, gear: Gear::Plan };
+        self.with_state(|st| self.finish(st, ended, batch, result));
+        drop(lane);
+        self.drive_until(&promise);
+        Ok(promise.take())
+    }
+
     /// Runs all jobs there are. False if there were none, or somebody else runs them.
     pub(super) fn run_what_is_ready(&self) -> bool {
         let mut lane = match self.lane.try_lock() {

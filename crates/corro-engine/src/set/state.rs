@@ -60,6 +60,8 @@ pub(super) struct State {
     pub(super) node: Node,
     pub(super) wires: Wires,
     pub(super) entries: HashMap<String, Entry>,
+    /// The tensor that runs without an entry, see [`super::ProcessSet::express`], and why it is to fail, if it is.
+    pub(super) express: Option<(Arc<Agreed>, Option<Error>)>,
     pub(super) queue: VecDeque<Job>,
     pub(super) fusion: fusion::Limits,
     pub(super) joins: Vec<Arc<Promise>>,
@@ -93,6 +95,11 @@ pub(super) enum After {
 }
 
 impl State {
+    /// Whether a tensor of this name is under way.
+    pub(super) fn is_under_way(&self, name: &str) -> bool {
+        self.entries.contains_key(name) || self.express.as_ref().is_some_and(|(agreed, _)| agreed.name == name)
+    }
+
     pub(super) fn has_job(&self) -> bool {
         !self.queue.is_empty() || self.node.can_begin()
     }
