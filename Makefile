@@ -1,6 +1,6 @@
 # The one entry: everything a person or CI runs is a target here, and each does its own set-up.
 #
-#   make demo    the main job: trains a small model on two ranks
+#   make demo    the main job: trains a small model on two processes
 #   make test    everything CI runs
 #   make check   its fast part
 #   make bench   Corro beside Gloo, Open MPI and MPICH
@@ -13,17 +13,15 @@ SHELL := /bin/bash
 CARGO ?= cargo
 FUZZ_SECONDS ?= 3
 
-.PHONY: help demo test check lint unit fuzz gen bench deep clean
+.PHONY: help demo test check lint unit python fuzz gen wheel bench deep clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-demo: ## train a small model on two processes, then on four threads
-	$(CARGO) build --release --quiet -p corro-example
-	./target/release/corro-example --ranks 2
-	./target/release/corro-example --ranks 4 --threads
+demo: .venv-test/.corro ## train on handwritten digits with PyTorch, on two processes
+	OMP_NUM_THREADS=1 .venv-test/bin/corro run -np 2 .venv-test/bin/python examples/torch/digits.py
 
-test: lint unit fuzz ## everything CI runs
+test: lint unit python fuzz ## everything CI runs
 	@echo "make test: all passed"
 
 check: lint ## the fast part of the tests
@@ -39,15 +37,34 @@ lint: ## format, clippy, floors, generated files
 unit: ## unit, conformance, fault and process tests
 	$(CARGO) test --workspace
 
+# The wheel as users get it, but linked for this machine, which is quicker; and the environment its tests run in.
+.venv-test/.corro: Cargo.lock pyproject.toml scripts/wheel $(shell find crates python -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml')
+	CORRO_GLIBC=here scripts/wheel
+	.venv-test/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.whl
+	touch $@
+
+python: .venv-test/.corro ## the Python packages, with the newest torch
+	.venv-test/bin/ruff check python examples/torch
+	.venv-test/bin/ruff format --check python examples/torch
+	.venv-test/bin/mypy
+	.venv-test/bin/python -m pytest -q python/tests
+
+wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
+	scripts/wheel
+
 fuzz: ## every decoder, for FUZZ_SECONDS each
 	fuzz/run $(FUZZ_SECONDS)
 
 gen: ## remake generated files
 	$(CARGO) run --quiet -p corro-core --example environment_docs > docs/environment.md.new
 	mv docs/environment.md.new docs/environment.md
+	$(CARGO) run --quiet -p corro-capi --example header > target/corro.h.new
+	mv target/corro.h.new crates/corro-capi/include/corro.h
 
 bench: ## measure beside the peers; needs a quiet machine, and root for the two-host part
 	$(CARGO) build --release --quiet -p corro-bench
+	./target/release/corro-engine-rounds
+	$(CARGO) run --release --quiet -p corro-engine --example scale
 	bench/setup
 	.venv-bench/bin/python bench/collectives.py
 	.venv-bench/bin/python bench/two_hosts.py

@@ -260,7 +260,7 @@ impl Engine {
 fn run(set: &ProcessSet, submission: Submission) -> Result<Outcome> {
     let submission = match set.express(submission) {
         Ok(result) => return result,
-        Err(submission) => submission,
+        Err(submission) => *submission,
     };
     let promise = set.submit(submission, true)?;
     set.drive(&promise);

@@ -59,8 +59,8 @@ fn ticket(promise: &Arc<Promise>) -> Ticket {
     Ticket { promise: Arc::clone(promise), set: Arc::new(set::ProcessSet) }
 }
 
-fn outcome(rank: usize) -> Result<Outcome> {
-    Ok(Outcome { last_joined: Some(rank), ..Outcome::default() })
+fn outcome(rank: usize) -> Outcome {
+    Outcome { last_joined: Some(rank), ..Outcome::default() }
 }
 
 fn rank(outcome: Result<Outcome>) -> Option<usize> {
@@ -80,7 +80,7 @@ fn whoever_waits_gets_the_result() {
             let promise = Arc::clone(&promise);
             move || while !promise.sleep(std::time::Duration::MAX) {}
         });
-        promise.keep(outcome(7));
+        promise.keep(Ok(outcome(7)));
         assert_eq!(waiter.join().unwrap(), Some(7));
         onlooker.join().unwrap();
     });
@@ -103,7 +103,7 @@ fn a_result_that_is_seen_can_be_had_at_once() {
                 rank(ticket.wait())
             }
         });
-        promise.keep(outcome(7));
+        promise.keep(Ok(outcome(7)));
         assert_eq!(poller.join().unwrap(), Some(7));
     });
 }
@@ -122,7 +122,7 @@ fn a_callback_is_called_once_whenever_it_comes() {
                 });
             }
         });
-        promise.keep(outcome(7));
+        promise.keep(Ok(outcome(7)));
         watcher.join().unwrap();
         assert_eq!(calls.load(Ordering::SeqCst), 1);
     });
@@ -133,7 +133,7 @@ fn a_callback_is_called_once_whenever_it_comes() {
 fn of_two_results_one_counts() {
     explore(|| {
         let promise = Promise::new();
-        let keepers = [outcome(7), Err(Error::Withdrawn)].map(|result| {
+        let keepers = [Ok(outcome(7)), Err(Error::Withdrawn)].map(|result| {
             let promise = Arc::clone(&promise);
             thread::spawn(move || promise.keep(result))
         });
@@ -310,7 +310,7 @@ impl Set {
                 over = self.called_off.1.wait(over).unwrap();
             }
         }
-        self.promises[job].keep(outcome(job));
+        self.promises[job].keep(Ok(outcome(job)));
     }
 
     fn run_what_is_ready(&self) -> bool {
@@ -343,7 +343,7 @@ impl Set {
     fn run_jobs(&self) {
         loop {
             let mut st = self.state.lock().unwrap();
-            while !(self.is_undriven() && !st.queue.is_empty()) {
+            while !self.is_undriven() || st.queue.is_empty() {
                 if st.closing {
                     return;
                 }

@@ -131,7 +131,7 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
 
 #[expect(clippy::disallowed_methods, reason = "a knob of the tests, not of corro")]
 fn schedules() -> usize {
-    std::env::var("CORRO_TEST_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(1000)
+    std::env::var("CORRO_TEST_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(3000)
 }
 
 const CAPACITY: usize = 8;
@@ -286,7 +286,8 @@ fn no_slot_of_the_board_is_filled_while_it_is_read() {
                 let board = Arc::clone(&board);
                 thread::spawn(move || {
                     let others = || board.iter().enumerate().filter(|(m, _)| *m != me).map(|(_, member)| member);
-                    let slot = |member: &Member, round: u32| member.slots[round as usize % SLOTS].load(Ordering::Relaxed);
+                    let slot =
+                        |member: &Member, round: u32| member.slots[round as usize % SLOTS].load(Ordering::Relaxed);
                     for round in 1..=ROUNDS + 2 {
                         others().for_each(|other| other.published.wait(round.saturating_sub(2)));
                         board[me].slots[round as usize % SLOTS].store(round, Ordering::Relaxed);

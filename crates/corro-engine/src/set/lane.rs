@@ -33,9 +33,9 @@ pub(super) struct Lane {
 impl ProcessSet {
     /// Runs a tensor at once, in the caller's thread, if it is all that the next entry of the plan consists of and the
     /// lane is free: then it needs no entry, no promise, and nobody to be told. Otherwise gives it back.
-    pub(crate) fn express(&self, mut submission: Submission) -> std::result::Result<Result<Outcome>, Submission> {
-        let Ok(mut lane) = self.lane.try_lock() else { return Err(submission) };
-        let Some(Lane { group, .. }) = lane.as_mut() else { return Err(submission) };
+    pub(crate) fn express(&self, mut submission: Submission) -> std::result::Result<Result<Outcome>, Box<Submission>> {
+        let Ok(mut lane) = self.lane.try_lock() else { return Err(Box::new(submission)) };
+        let Some(Lane { group, .. }) = lane.as_mut() else { return Err(Box::new(submission)) };
         if let Err(error) = submission.check(&self.members) {
             return Ok(Err(error));
         }
@@ -46,7 +46,7 @@ impl ProcessSet {
         let Some(agreed) = free.then(|| st.node.begin_alone(began, &request)).flatten() else {
             drop(st);
             (submission.name, submission.shape) = (request.name, request.shape);
-            return Err(submission);
+            return Err(Box::new(submission));
         };
         st.express = Some((Arc::clone(&agreed[0]), None));
         let record = st.recorder.submitted(&request.name, request.kind.name(), request.bytes(), began);

@@ -1,0 +1,44 @@
+//! `corro._native`: the engine as Python sees it.
+//!
+//! Thin on purpose: it turns addresses and numbers into submissions, and outcomes into Python objects. What a call may
+//! say is decided in `python/corro/_front`, what it means in `corro-engine`. The Python fronts are the only callers.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | [`gate`] | the one place where the GIL is released and panics are caught |
+//! | [`error`] | which error becomes which exception |
+//! | [`job`] | the engine of this process |
+//! | [`names`] | what tensors are called |
+//! | [`ops`] | collectives |
+//! | [`handles`] | operations in flight |
+//! | [`output`] | results in memory that the engine has allocated |
+//! | [`starter`] | starting jobs, for `corro.runner` |
+
+mod error;
+mod gate;
+mod handles;
+mod job;
+mod names;
+mod ops;
+mod output;
+mod starter;
+
+use pyo3::prelude::*;
+
+/// The module that Python imports.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::handles::{poll, wait};
+    #[pymodule_export]
+    use crate::job::{
+        add_process_set, cross_rank, cross_size, flight_record, init, is_homogeneous, is_initialized, local_rank,
+        local_size, metrics, process_set, rank, remove_process_set, shutdown, size, start_timeline, stop_timeline,
+    };
+    #[pymodule_export]
+    use crate::ops::{barrier, join, run, submit, submit_group};
+    #[pymodule_export]
+    use crate::output::Output;
+    #[pymodule_export]
+    use crate::starter::{give_result, payload, start_job};
+}

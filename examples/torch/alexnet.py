@@ -1,0 +1,51 @@
+"""AlexNet on generated images of ImageNet's shape, with the time of every iteration.
+
+    corro run -np 2 python examples/torch/alexnet.py
+
+61 million parameters, 244 MB of gradients in every step: more a test of communication than of arithmetic.
+"""
+
+from __future__ import annotations
+
+import measuring
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import corro.torch as hvd
+
+
+def alexnet(classes: int = 1000) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 11, 4, 2), nn.ReLU(), nn.MaxPool2d(3, 2)),
+        *(nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2)),
+        *(nn.Conv2d(192, 384, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(384, 256, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2)),
+        nn.Flatten(),
+        *(nn.Dropout(), nn.Linear(256 * 6 * 6, 4096), nn.ReLU()),
+        *(nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU()),
+        nn.Linear(4096, classes),
+    )
+
+
+def main() -> None:
+    chosen = measuring.options(__doc__, batch_size=8)
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model = alexnet()
+    optimizer = measuring.distributed(model, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), chosen.fp16)
+
+    def step() -> None:
+        # New images each time, as from a data loader.
+        images = torch.randn(chosen.batch_size, 3, 224, 224)
+        labels = torch.randint(0, 1000, (chosen.batch_size,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    measuring.measure(step, chosen, each=True)
+
+
+if __name__ == "__main__":
+    main()

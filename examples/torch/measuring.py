@@ -1,0 +1,51 @@
+"""What the examples that measure share: options, the timed loop, and what rank 0 prints."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from tqdm import tqdm
+
+import corro.torch as hvd
+
+
+def options(description: str, batch_size: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=batch_size, help="of each rank")
+    parser.add_argument("--warmup", type=int, default=3, help="iterations before the clock starts")
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=1, help="of each rank")
+    parser.add_argument("--fp16", action="store_true", help="send gradients as 16-bit floats")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    return chosen
+
+
+def distributed(model: torch.nn.Module, optimizer: torch.optim.Optimizer, fp16: bool) -> torch.optim.Optimizer:
+    """The optimizer with gradients averaged over ranks, which start from the same weights."""
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    compression = hvd.Compression.fp16 if fp16 else hvd.Compression.none
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+
+
+def measure(step: Callable[[], None], chosen: argparse.Namespace, each: bool = False) -> None:
+    """Runs `step` again and again; rank 0 tells images per second, and every iteration's time if `each`."""
+    for _ in range(chosen.warmup):
+        step()
+    times = []
+    hvd.barrier()
+    progress = tqdm(range(chosen.iterations), unit="iteration", disable=hvd.rank() != 0 or each)
+    for number in progress:
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+        if each and hvd.rank() == 0:
+            print(f"iteration {number + 1:3d}   {times[-1] * 1e3:8.1f} ms", flush=True)
+    rate = hvd.allreduce(torch.tensor(chosen.batch_size / statistics.median(times)), op=hvd.Sum, name="rate").item()
+    if hvd.rank() == 0:
+        median = statistics.median(times) * 1e3
+        print(f"ranks {hvd.size()}   median iteration {median:.1f} ms   {rate:,.1f} images/s in all", flush=True)

@@ -1,0 +1,43 @@
+"""The exceptions of Corro, under the names Horovod's users know. Elastic training treats the first two as "try again"."""
+
+from __future__ import annotations
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective failed, on every rank that took part: a peer is lost, ranks disagree, or the job was shut down."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The set of hosts has changed; training goes on with the new one.
+
+    `skip_sync` says that hosts only went away, so that no state needs to be sent.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """A framework has another version than the one this package was made for."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(get_version_mismatch_message(name, version, installed_version))
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version
+
+
+class UnregisteredProcessSet(ValueError, TypeError):
+    """An operation was given a process set that is not registered (never was, or was removed)."""
+
+
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    return (
+        f"Framework {name} installed with version {installed_version} but found version {version}. "
+        f"Reinstall one of them so that both agree."
+    )
+
+
+class NotInitializedError(HorovodInternalError, ValueError):
+    """A call before `init` or after `shutdown`."""

@@ -1,0 +1,135 @@
+"""Starting and ending the engine, and asking it who we are."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from corro import _native
+from corro._environment import flag
+from corro._front import process_sets as sets
+
+# Called after every shutdown; an elastic restart must not meet anything of the run before.
+_after_shutdown: list[Callable[[], None]] = []
+_atexit_registered = False
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Joins the job that the environment describes (or a world of one). Does nothing more when that has happened already.
+
+    `process_sets` is a list of sets to register, or "dynamic" to allow adding and removing them later.
+    """
+    global _atexit_registered
+    ranks = _ranks_of(comm)
+    if not _atexit_registered:
+        atexit.register(shutdown)
+        _atexit_registered = True
+    started = not _native.is_initialized()
+    if started:
+        _native.init()
+    if ranks and ranks != list(range(_native.size())):
+        if started:
+            shutdown()
+        raise ValueError(
+            f"init(comm={ranks}) asks for a part of the world as a world of its own, which needs MPI. "
+            f"Use a process set: hvd.init(process_sets=[hvd.ProcessSet({ranks})])."
+        )
+    sets.start(process_sets)
+
+
+def _ranks_of(comm: Any) -> list[int]:
+    """The world ranks `comm` lists; empty for "all"."""
+    if comm is None:
+        return []
+    if hasattr(comm, "Get_rank"):
+        raise ValueError("init was given an MPI communicator, but Horovod MPI support has not been built into Corro.")
+    if not isinstance(comm, Iterable):
+        raise ValueError(f"init(comm=...) takes a list of ranks or an MPI communicator, not {type(comm).__name__}.")
+    return sorted(int(rank) for rank in comm)
+
+
+def shutdown() -> None:
+    """Ends the job on all ranks: what is pending there fails with "Horovod has been shut down". Harmless if not running."""
+    _native.shutdown()
+    sets.stop()
+    for forget in _after_shutdown:
+        forget()
+
+
+def after_shutdown(forget: Callable[[], None]) -> None:
+    """Has `forget` called after every shutdown."""
+    _after_shutdown.append(forget)
+
+
+is_initialized = _native.is_initialized
+rank = _native.rank
+size = _native.size
+local_rank = _native.local_rank
+local_size = _native.local_size
+cross_rank = _native.cross_rank
+cross_size = _native.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host runs the same number of ranks."""
+    return not _native.is_initialized() or _native.is_homogeneous()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Records what happens to each tensor into `file_path`, from now on. Call it on all ranks.
+
+    Needs `HOROVOD_TIMELINE` to be set when the job starts, to a path or to DYNAMIC.
+    """
+    _native.start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Ends the recording; harmless when there is none."""
+    _native.stop_timeline()
+
+
+# What Horovod was compiled with. Corro carries its own transport, which stands where Gloo stood.
+def mpi_threads_supported() -> bool:
+    raise ValueError("Horovod MPI is not enabled; Corro does not need it.")
+
+
+def mpi_enabled() -> bool:
+    return False
+
+
+def mpi_built() -> bool:
+    return False
+
+
+def gloo_enabled() -> bool:
+    return True
+
+
+def gloo_built() -> bool:
+    return True
+
+
+def nccl_built() -> int:
+    return 0
+
+
+def ddl_built() -> bool:
+    return False
+
+
+def ccl_built() -> bool:
+    return False
+
+
+def cuda_built() -> bool:
+    return False
+
+
+def rocm_built() -> bool:
+    return False
+
+
+def elastic_enabled() -> bool:
+    """Whether this process belongs to an elastic job."""
+    return flag("ELASTIC")

@@ -1,0 +1,153 @@
+"""Process sets: subsets of the ranks that run collectives among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from corro import _native
+from corro._environment import flag
+from corro._errors import UnregisteredProcessSet
+
+
+class ProcessSet:
+    """Some of the ranks. Usable once registered: by `init(process_sets=[...])` or `add_process_set`."""
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm: Any = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        if hasattr(ranks_or_comm, "Get_rank"):
+            raise ValueError(
+                "a ProcessSet from an MPI communicator needs Horovod MPI support, which has not been built."
+            )
+        if isinstance(ranks_or_comm, (str, bytes)) or not isinstance(ranks_or_comm, Iterable):
+            raise ValueError(f"a ProcessSet is made from a list of ranks, not from {ranks_or_comm!r}.")
+        ranks = list(ranks_or_comm)
+        for rank in ranks:
+            if not hasattr(rank, "__index__") or isinstance(rank, bool):
+                raise ValueError(f"the ranks of a ProcessSet must be integers, not {rank!r}.")
+        self.ranks = sorted(rank.__index__() for rank in ranks)
+
+    def size(self) -> int | None:
+        """How many ranks belong to it; None while it is not registered."""
+        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process's place in the set; None while it is not registered."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        world_rank = _native.rank()
+        if world_rank not in self.ranks:
+            raise ValueError(f"rank {world_rank} is not part of provided process set: {self}")
+        return self.ranks.index(world_rank)
+
+    def included(self) -> bool | None:
+        """Whether this process belongs to it; None when the ranks are not known yet."""
+        return None if self.ranks is None else _native.rank() in self.ranks
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+
+class _GlobalProcessSet(ProcessSet):
+    def __init__(self) -> None:
+        self.process_set_id = 0
+
+    def __reduce__(self) -> str:
+        # There is one; a pickled or copied default argument must not become another.
+        return "global_process_set"
+
+    def __deepcopy__(self, memo: object) -> _GlobalProcessSet:
+        return self
+
+
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+_registered: dict[int, ProcessSet] = {}
+_dynamic = False
+
+
+def start(wanted: Any) -> None:
+    """Called by `init` once the engine runs: registers the sets that were asked for."""
+    global _dynamic
+    global_process_set.ranks = list(range(_native.size()))
+    if isinstance(wanted, str):
+        if wanted.lower() != "dynamic":
+            raise ValueError(f'process_sets is a list of process sets or "dynamic", not {wanted!r}.')
+        _dynamic = True
+        return
+    new = [item if isinstance(item, ProcessSet) else ProcessSet(item) for item in wanted or ()]
+    new = [item for item in new if _registered.get(item.process_set_id or 0) is not item]
+    seen: list[list[int]] = []
+    for item in new:
+        _check(item, seen)
+        seen.append(item.ranks or [])
+    for item in new:
+        _register(item)
+
+
+def stop() -> None:
+    """Called by `shutdown`: only the global set outlives the engine, and it has no ranks until the next `init`."""
+    global _dynamic
+    for item in _registered.values():
+        item.process_set_id = None
+    _registered.clear()
+    global_process_set.ranks = None
+    _dynamic = False
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a set; every rank of the job must call this, in the same order, and waits for the others."""
+    item = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    _require_dynamic("add_process_set")
+    _check(item, [])
+    _register(item)
+    return item
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Unregisters a set; every rank of the job must call this. False if there was nothing to remove."""
+    _require_dynamic("remove_process_set")
+    if process_set is global_process_set or process_set.process_set_id is None:
+        return False
+    removed = _native.remove_process_set(process_set.process_set_id)
+    _registered.pop(process_set.process_set_id, None)
+    process_set.process_set_id = None
+    return removed
+
+
+def process_set_by_id(set_id: int) -> ProcessSet:
+    """The registered set with this id."""
+    found = global_process_set if set_id == 0 else _registered.get(set_id)
+    if found is None:
+        raise UnregisteredProcessSet(f"process set {set_id} does not exist, or has not been registered.")
+    return found
+
+
+def _require_dynamic(what: str) -> None:
+    _native.rank()  # raises when not initialised
+    if not (_dynamic or flag("DYNAMIC_PROCESS_SETS")):
+        raise ValueError(
+            f"{what} after init needs dynamic process sets: set HOROVOD_DYNAMIC_PROCESS_SETS=1, "
+            f'or call hvd.init(process_sets="dynamic").'
+        )
+
+
+def _check(item: ProcessSet, others: list[list[int]]) -> None:
+    """Refuses what cannot be a new set, before any rank has been asked anything."""
+    ranks, size = item.ranks or [], _native.size()
+    if not ranks or len(set(ranks)) != len(ranks) or ranks[0] < 0 or ranks[-1] >= size:
+        raise ValueError(f"{item} is not possible here: it must name one or more different ranks of 0..{size - 1}.")
+    taken = [list(range(size)), *(known.ranks for known in _registered.values()), *others]
+    if ranks in taken:
+        raise ValueError(f"a duplicate process set: the ranks {ranks} have a set already.")
+
+
+def _register(item: ProcessSet) -> None:
+    set_id = _native.add_process_set(item.ranks or [])
+    item.process_set_id = set_id
+    _registered[set_id] = item

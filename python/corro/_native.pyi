@@ -1,0 +1,114 @@
+"""The engine, as Python sees it: `crates/corro-python`, compiled. Fronts call it; users do not."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from corro._front.adapter import View
+
+class Output:
+    """Memory that the engine has allocated for a result whose size it learned from the other ranks."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def received_splits(self) -> list[int]: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+    def __dlpack__(self, *, stream: Any = None, **ignored: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+def init() -> None: ...
+def shutdown() -> None: ...
+def is_initialized() -> bool: ...
+def rank() -> int: ...
+def size() -> int: ...
+def local_rank() -> int: ...
+def local_size() -> int: ...
+def cross_rank() -> int: ...
+def cross_size() -> int: ...
+def is_homogeneous() -> bool: ...
+
+# kind: "allreduce", "allgather", "broadcast", "alltoall", "reducescatter".
+# output: where the result goes; None for kinds whose result the engine allocates.
+# name: None gives "<kind>.noname.<n>", where n counts the unnamed operations of this kind in this process set,
+# and starts over at 256.
+def run(
+    kind: str,
+    view: View,
+    output: View | None,
+    set_id: int | None,
+    name: str | None,
+    op: int = 1,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    root: int = 0,
+    splits: Sequence[int] | None = None,
+) -> Output | None:
+    """Runs one collective and waits for it, without the GIL."""
+
+def submit(
+    kind: str,
+    view: View,
+    output: View | None,
+    set_id: int | None,
+    name: str | None,
+    keep: Any,
+    result: Any,
+    complete: Callable[[Any, Output | None], Any] | None,
+    op: int = 1,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    root: int = 0,
+    splits: Sequence[int] | None = None,
+) -> int:
+    """Starts one collective. `wait` on the returned handle gives `result`, or what `complete(result, output)` makes of it.
+
+    `keep` owns the memory of `view`; it and `result` live at least as long as the operation.
+    """
+
+def submit_group(
+    kind: str,
+    views: Sequence[View],
+    outputs: Sequence[View] | None,
+    set_id: int | None,
+    name: str | None,
+    keep: Any,
+    results: Sequence[Any],
+    complete: Callable[[Any, Output | None], Any] | None,
+    op: int = 1,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> int:
+    """Starts several collectives that complete together; `wait` gives the tuple of their results."""
+
+def poll(handle: int) -> bool:
+    """Whether the operation has ended; `ValueError` for a handle that is not in flight."""
+
+def wait(handle: int) -> Any:
+    """Waits for the operation and forgets the handle; None for a handle that is not in flight."""
+
+def join() -> int: ...
+def barrier(set_id: int | None) -> None: ...
+def add_process_set(ranks: Sequence[int]) -> int: ...
+def remove_process_set(set_id: int) -> bool: ...
+def process_set(set_id: int) -> list[int] | None: ...
+def start_timeline(path: str, mark_cycles: bool) -> None: ...
+def stop_timeline() -> None: ...
+def metrics() -> str:
+    """What this rank's engine has counted so far, in Prometheus' text format."""
+
+def flight_record() -> str:
+    """The last operations of this rank, as text."""
+
+def start_job(wanted: dict[str, Any]) -> tuple[list[bytes | None], str | None]:
+    """Runs a job to its end: the results of its ranks, and why it failed, if it did. See `corro.runner`."""
+
+def payload() -> bytes:
+    """In a rank: what the starter of the job has sent."""
+
+def give_result(bytes: bytes) -> None:  # noqa: A002
+    """In a rank: what the starter of the job is to get."""

@@ -1,0 +1,5 @@
+"""Horovod's place for process sets."""
+
+from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

@@ -1,0 +1,1 @@
+"""Names that Horovod keeps under `horovod.runner.common.util`."""

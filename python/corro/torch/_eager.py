@@ -1,0 +1,119 @@
+"""One collective on one tensor, or on a group, outside of any graph: no autograd, no compression.
+
+The last arguments of every function are the engine's: reduce op, prescale, postscale, root. The names, the checks and
+the gradients are `mpi_ops`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from corro._errors import HorovodInternalError
+from corro._front.process_sets import ProcessSet
+from corro._native import run, submit, submit_group
+from corro.torch._tensors import from_output, host, put_back, to_device, view, with_splits
+
+
+def in_place(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> torch.Tensor:
+    """The result replaces the tensor's elements."""
+    home = host(tensor)
+    place = view(home)
+    run(kind, place, place, process_set.process_set_id, name, *numbers)
+    return tensor if home is tensor else put_back((tensor, home))
+
+
+def in_place_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
+    home = host(tensor)
+    place = view(home)
+    if home is tensor:
+        return submit(kind, place, place, process_set.process_set_id, name, tensor, tensor, None, *numbers)
+    return submit(kind, place, place, process_set.process_set_id, name, home, (tensor, home), put_back, *numbers)
+
+
+def into_new(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> torch.Tensor:
+    """The result is a new tensor of the same shape."""
+    home = host(tensor)
+    result = torch.empty_like(home)
+    run(kind, view(home), view(result), process_set.process_set_id, name, *numbers)
+    return result if home is tensor else to_device((tensor, result))
+
+
+def into_new_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
+    home = host(tensor)
+    result = torch.empty_like(home)
+    places = (view(home), view(result))
+    if tensor.is_cpu:
+        return submit(kind, *places, process_set.process_set_id, name, home, result, None, *numbers)
+    return submit(kind, *places, process_set.process_set_id, name, home, (tensor, result), to_device, *numbers)
+
+
+def resized(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> torch.Tensor:
+    """The result is a new tensor with as many rows as the ranks make it."""
+    home = host(tensor)  # a name, so that a copy outlives the run
+    output = run(kind, view(home), None, process_set.process_set_id, name, *numbers)
+    return from_output(tensor, output)
+
+
+def resized_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
+    home = host(tensor)
+    return submit(kind, view(home), None, process_set.process_set_id, name, home, tensor, from_output, *numbers)
+
+
+def alltoall(
+    tensor: torch.Tensor, splits: list[int], device: Any, process_set: ProcessSet, name: str | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`splits[r]` consecutive rows go to rank r; empty splits mean equal parts."""
+    sent = host(tensor)[: sum(splits)] if splits else host(tensor)
+    output = run("alltoall", view(sent), None, process_set.process_set_id, name, splits=splits)
+    return with_splits((tensor, device), output)
+
+
+def alltoall_async(
+    tensor: torch.Tensor, splits: list[int], device: Any, process_set: ProcessSet, name: str | None
+) -> int:
+    sent = host(tensor)[: sum(splits)] if splits else host(tensor)
+    set_id = process_set.process_set_id
+    return submit("alltoall", view(sent), None, set_id, name, sent, (tensor, device), with_splits, splits=splits)
+
+
+def group_in_place_async(
+    kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet, name: str | None, *numbers: Any
+) -> int:
+    homes = _hosts(tensors)
+    places = [view(home) for home in homes]
+    results = list(zip(tensors, homes, strict=True))
+    return submit_group(kind, places, places, process_set.process_set_id, name, homes, results, put_back, *numbers)
+
+
+def group_into_new_async(
+    kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet, name: str | None, *numbers: Any
+) -> int:
+    homes = _hosts(tensors)
+    results = [torch.empty_like(home) for home in homes]
+    places = [view(home) for home in homes]
+    outputs = [view(result) for result in results]
+    pairs = list(zip(tensors, results, strict=True))
+    return submit_group(kind, places, outputs, process_set.process_set_id, name, homes, pairs, to_device, *numbers)
+
+
+def group_resized_async(
+    kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet, name: str | None, *numbers: Any
+) -> int:
+    homes = _hosts(tensors)
+    places = [view(home) for home in homes]
+    return submit_group(
+        kind, places, None, process_set.process_set_id, name, homes, list(tensors), from_output, *numbers
+    )
+
+
+def _hosts(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    device = tensors[0].device
+    for tensor in tensors:
+        if tensor.device != device:
+            raise HorovodInternalError(
+                f"the tensors of a group must be on one device, but one is on {device} and another on {tensor.device}."
+            )
+    return [host(tensor) for tensor in tensors]

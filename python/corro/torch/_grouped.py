@@ -1,0 +1,139 @@
+"""Operations on several tensors that complete together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from corro._front.arguments import Average, non_empty, reduction, scatter_reduction
+from corro._front.process_sets import ProcessSet, global_process_set
+from corro._native import wait
+from corro.torch import _autograd, _compiled, _eager
+from corro.torch.compression import Compression
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _differentiable(tensors: Tensors) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def grouped_allreduce(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """`allreduce` of every tensor, as one operation."""
+    op = reduction(op, average, process_set)
+    packed = [compression.compress(tensor) for tensor in non_empty(tensors)]
+    inputs = [tensor for tensor, _ in packed]
+    numbers = (op, prescale_factor, postscale_factor)
+    if torch.compiler.is_compiling():
+        reduced = _compiled.grouped_allreduce(inputs, process_set, name, *numbers)
+    elif _differentiable(inputs):
+        reduced = _autograd.GroupedAllreduce.apply(process_set, name, *numbers, *inputs)
+    else:
+        reduced = wait(_eager.group_into_new_async("allreduce", inputs, process_set, name, *numbers))
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, packed, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
+    return _eager.group_into_new_async("allreduce", non_empty(tensors), process_set, name, *numbers)
+
+
+def grouped_allreduce_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+    return wait(handle)
+
+
+def grouped_allreduce_async_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
+    return _eager.group_in_place_async("allreduce", non_empty(tensors), process_set, name, *numbers)
+
+
+def grouped_allgather(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[torch.Tensor, ...]:
+    """`allgather` of every tensor, as one operation."""
+    tensors = non_empty(tensors)
+    if _differentiable(tensors):
+        return _autograd.GroupedAllgather.apply(process_set, name, *tensors)
+    return wait(_eager.group_resized_async("allgather", tensors, process_set, name))
+
+
+def grouped_allgather_async(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    return _eager.group_resized_async("allgather", non_empty(tensors), process_set, name)
+
+
+def grouped_reducescatter(
+    tensors: Tensors,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """`reducescatter` of every tensor, as one operation."""
+    op = scatter_reduction(op)
+    packed = [compression.compress(tensor) for tensor in _with_rows(tensors)]
+    inputs = [tensor for tensor, _ in packed]
+    numbers = (op, prescale_factor, postscale_factor)
+    if _differentiable(inputs):
+        parts = _autograd.GroupedReducescatter.apply(process_set, name, *numbers, *inputs)
+    else:
+        parts = wait(_eager.group_resized_async("reducescatter", inputs, process_set, name, *numbers))
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(parts, packed, strict=True)]
+
+
+def grouped_reducescatter_async(
+    tensors: Tensors,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    numbers = (scatter_reduction(op), prescale_factor, postscale_factor)
+    return _eager.group_resized_async("reducescatter", _with_rows(tensors), process_set, name, *numbers)
+
+
+def _with_rows(tensors: Tensors) -> Tensors:
+    for tensor in non_empty(tensors):
+        if not tensor.shape:
+            raise ValueError("reducescatter of a rank-zero tensor is not supported: a scalar has no rows to share out.")
+    return tensors

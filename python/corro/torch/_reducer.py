@@ -1,0 +1,237 @@
+"""Reduces gradients while the backward pass is still making others: the engine of `DistributedOptimizer`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from corro import _native
+from corro._environment import flag, setting
+from corro._front import basics, checks
+from corro._front.arguments import set_size
+from corro._front.process_sets import ProcessSet
+from corro.torch import _eager
+from corro.torch._tensors import host
+from corro.torch.compression import NoneCompressor
+from corro.torch.mpi_ops import sparse_allreduce_async
+
+# How a reduction in flight ends: it waits, and leaves the reduced gradient in `p.grad`.
+Finish = Callable[[], None]
+
+
+class Reducer:
+    """Knows which gradients are due, submits them, and waits for them.
+
+    A gradient is due after `passes` backward passes. Parameters of one group are submitted together, when the last of
+    them is due; without cores to spare, all that are in no group form one. Every parameter is reduced in every step,
+    with zeros if it took no part, so that ranks stay in line.
+    """
+
+    def __init__(
+        self,
+        names: dict[torch.Tensor, str],
+        groups: Sequence[Sequence[torch.Tensor]],
+        passes: int,
+        compression: Any,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+        numbers: tuple[int, float, float],
+    ) -> None:
+        self.passes = passes
+        self.synchronized = False
+        self._names = names
+        self._compression = compression
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self._numbers = numbers
+        self._passes_left: dict[torch.Tensor, int] = {}
+        self._in_flight: dict[torch.Tensor, int | Finish] = {}
+        self._hooks: list[Any] = []
+        self._group_of = {p: tuple(group) for group in groups for p in group}
+        if not _has_idle_cores():
+            # Collectives in the background would only take turns with backward: all gradients go at its end, as one.
+            rest = tuple(p for p in names if p.requires_grad and p not in self._group_of)
+            self._group_of.update(dict.fromkeys(rest, rest))
+        self._ready: dict[tuple[torch.Tensor, ...], set[torch.Tensor]] = {}
+        self._checks = _FirstStep(self) if checks.enabled() else None
+
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Has the gradients of these parameters reduced from now on."""
+        for p in parameters:
+            if p.requires_grad and p not in self._passes_left:
+                self._passes_left[p] = self.passes
+                self._hooks.append(p.register_post_accumulate_grad_hook(self._on_gradient))
+
+    @property
+    def pending(self) -> bool:
+        """Whether reductions are in flight."""
+        return bool(self._in_flight)
+
+    @property
+    def parameters(self) -> dict[torch.Tensor, str]:
+        """What is watched, with its names."""
+        return {p: self._names[p] for p in self._passes_left}
+
+    @property
+    def process_set(self) -> ProcessSet:
+        return self._process_set
+
+    def set_passes(self, passes: int) -> None:
+        self.passes = passes
+        self._start_over()
+
+    def forget(self) -> None:
+        """Drops what is in flight (waiting for it first) and starts counting anew."""
+        self._wait_for_all()
+        self.synchronized = False
+        self._start_over()
+
+    def synchronize(self) -> None:
+        """Submits what is missing, and waits until every `p.grad` holds the reduced gradient."""
+        for p in self._passes_left:
+            if p not in self._in_flight:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                self._submit_due(p)
+        self._wait_for_all()
+        self._start_over()
+        if self._checks is not None:
+            self._checks.compare()
+            self._checks = None
+        self.synchronized = True
+
+    def _on_gradient(self, p: torch.Tensor) -> None:
+        left = self._passes_left[p] - 1
+        if left < 0:
+            raise AssertionError(
+                f"the gradient of {self._names[p]} was computed more than {self.passes} times (backward_passes_per_step) "
+                f"before step(). Call optimizer.step() after each backward pass, or raise backward_passes_per_step."
+            )
+        self._passes_left[p] = left
+        if left == 0:
+            self._submit_due(p)
+
+    def _submit_due(self, p: torch.Tensor) -> None:
+        """Submits a gradient; one of a group waits for the others."""
+        self._passes_left[p] = 0
+        if self._checks is not None:
+            self._checks.see(p)
+        group = self._group_of.get(p)
+        if group is None:
+            self._submit(p)
+            return
+        ready = self._ready.setdefault(group, set())
+        ready.add(p)
+        if len(ready) == len(group):
+            self._submit_group([member for member in group if not _grad(member).is_sparse])
+            for member in group:
+                if _grad(member).is_sparse:
+                    self._submit(member)
+
+    def _submit(self, p: torch.Tensor) -> None:
+        grad, name = _grad(p), self._names[p]
+        if grad.is_sparse:
+            self._submit_sparse(p, grad, name)
+        elif self._compression is NoneCompressor:
+            self._in_flight[p] = _eager.in_place_async("allreduce", grad, self._process_set, name, *self._numbers)
+        else:
+            packed, context = self._compression.compress(grad)
+            handle = _eager.in_place_async("allreduce", packed, self._process_set, name, *self._numbers)
+            self._in_flight[p] = lambda: self._take(p, self._compression.decompress(_native.wait(handle), context))
+
+    def _submit_sparse(self, p: torch.Tensor, grad: torch.Tensor, name: str) -> None:
+        op = self._numbers[0]
+        if not self._sparse_as_dense:
+            wait = sparse_allreduce_async(grad, name, op, self._process_set)
+            self._in_flight[p] = lambda: setattr(p, "grad", wait())
+            return
+        handle = _eager.in_place_async("allreduce", grad.to_dense(), self._process_set, name, *self._numbers)
+        self._in_flight[p] = lambda: setattr(p, "grad", _native.wait(handle).to_sparse())
+
+    def _submit_group(self, group: Sequence[torch.Tensor]) -> None:
+        if not group:
+            return
+        packed = [self._compression.compress(_grad(p)) for p in group]
+        tensors = [tensor for tensor, _ in packed]
+        name = self._names[group[0]]
+        handle = _eager.group_in_place_async("allreduce", tensors, self._process_set, name, *self._numbers)
+
+        def finish() -> None:
+            for p, tensor, (_, context) in zip(group, _native.wait(handle), packed, strict=True):
+                self._take(p, self._compression.decompress(tensor, context))
+
+        # The first member stands for the group; the others are in flight without a wait of their own.
+        self._in_flight.update(dict.fromkeys(group[1:], _nothing))
+        self._in_flight[group[0]] = finish
+
+    @staticmethod
+    def _take(p: torch.Tensor, reduced: torch.Tensor) -> None:
+        if reduced is not p.grad:
+            with torch.no_grad():
+                _grad(p).copy_(reduced)
+
+    def _wait_for_all(self) -> None:
+        """Waits for everything, also when something fails: nothing may write into a gradient afterwards."""
+        failure = None
+        for finish in self._in_flight.values():
+            try:
+                if isinstance(finish, int):
+                    _native.wait(finish)
+                else:
+                    finish()
+            except Exception as error:
+                failure = failure or error
+        self._in_flight.clear()
+        if failure is not None:
+            self._start_over()
+            raise failure
+
+    def _start_over(self) -> None:
+        self._ready.clear()
+        for p in self._passes_left:
+            self._passes_left[p] = self.passes
+
+
+def _has_idle_cores() -> bool:
+    """Whether this host has cores that the ranks' own threads leave free. `CORRO_OVERLAP` (0 or 1) overrules it."""
+    if setting("OVERLAP") is not None:
+        return flag("OVERLAP")
+    return len(os.sched_getaffinity(0)) > basics.local_size() * torch.get_num_threads()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _grad(p: torch.Tensor) -> torch.Tensor:
+    """The gradient of a parameter that is due, so that there is one."""
+    assert p.grad is not None
+    return p.grad
+
+
+class _FirstStep:
+    """The checks of `CORRO_CHECKS=1`: they look at the first step, then leave."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self._gradients: dict[str, int] = {}
+
+    def see(self, p: torch.Tensor) -> None:
+        """Notes a gradient before it is reduced."""
+        grad = _grad(p)
+        self._gradients[self._reducer.parameters[p]] = _digest(grad.to_dense() if grad.is_sparse else grad)
+
+    def compare(self) -> None:
+        """Compares with the other ranks, before the optimizer changes anything."""
+        reducer = self._reducer
+        checks.same_parameters({name: _digest(p) for p, name in reducer.parameters.items()}, reducer.process_set)
+        if set_size(reducer.process_set) > 1:
+            checks.different_data(sorted(self._gradients.items()), reducer.process_set)
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    home = host(tensor.detach())
+    return checks.digest(home.data_ptr(), home.numel() * home.element_size())

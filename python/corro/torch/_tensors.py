@@ -1,0 +1,87 @@
+"""How a torch tensor becomes what the engine takes, and back. A contiguous tensor on the CPU is never copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from corro._front.adapter import CPU, View
+from corro._native import Output
+
+# Horovod's numbers, then ours. Older torch versions lack the last ones.
+DTYPES: dict[torch.dtype, int] = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 3,
+    torch.int32: 4,
+    torch.int64: 5,
+    torch.float16: 6,
+    torch.float32: 7,
+    torch.float64: 8,
+    torch.bool: 9,
+    torch.bfloat16: 10,
+}
+for _name, _number in (("uint16", 2), ("uint32", 11), ("uint64", 12)):
+    if hasattr(torch, _name):
+        DTYPES[getattr(torch, _name)] = _number
+
+
+def host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if the engine can read it where it is, else a contiguous copy on the CPU."""
+    if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    return _staged(tensor)
+
+
+def _staged(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"a {tensor.layout} tensor is not supported here. For sparse gradients use hvd.sparse_allreduce_async, "
+            f"or tensor.to_dense()."
+        )
+    staged = tensor.detach().to("cpu").contiguous().resolve_neg()
+    return staged.clone() if staged.data_ptr() == tensor.data_ptr() else staged
+
+
+def view(tensor: torch.Tensor) -> View:
+    """What `host` returned, in the engine's words."""
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise ValueError(
+            f"a tensor of {tensor.dtype} is not supported; convert it first, for example with tensor.float()."
+        )
+    return (tensor.data_ptr(), tensor.shape, dtype, CPU)
+
+
+def put_back(places: tuple[torch.Tensor, torch.Tensor], _output: Output | None = None) -> torch.Tensor:
+    """Ends an operation in place: (the user's tensor, where the engine worked) -> the user's tensor."""
+    tensor, home = places
+    if home is not tensor:
+        with torch.no_grad():
+            tensor.copy_(home)
+    return tensor
+
+
+def to_device(places: tuple[torch.Tensor, torch.Tensor], _output: Output | None = None) -> torch.Tensor:
+    """Ends an operation with a new result: (the input, the result on the CPU) -> the result beside the input."""
+    tensor, result = places
+    return result if tensor.is_cpu else result.to(tensor.device)
+
+
+def from_output(like: torch.Tensor, output: Output | None) -> torch.Tensor:
+    """The memory the engine allocated, as a tensor with the dtype and device of `like`."""
+    assert output is not None, "this kind of operation has a result of its own"
+    if output.nbytes == 0:
+        return torch.empty(output.shape, dtype=like.dtype, device=like.device)
+    result = from_dlpack(output.__dlpack__()).view(like.dtype).view(output.shape)
+    return result if like.is_cpu else result.to(like.device)
+
+
+def with_splits(like_and_device: tuple[torch.Tensor, Any], output: Output | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """An alltoall's two results: the rows, and how many came from each rank."""
+    like, device = like_and_device
+    assert output is not None, "an alltoall has a result of its own"
+    splits = torch.tensor(output.received_splits, dtype=torch.int32, device=device)
+    return from_output(like, output), splits

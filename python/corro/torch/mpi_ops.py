@@ -1,0 +1,368 @@
+"""The operations of `corro.torch`, with Horovod's names and signatures.
+
+Every operation comes as a function that waits for its result and as `..._async`, which returns a handle for `poll` and
+`synchronize`; a trailing underscore means in place. Only the waiting, out-of-place ones are differentiable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from corro import _native
+from corro._errors import HorovodInternalError
+from corro._front import basics
+from corro._front.arguments import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    alltoall_splits,
+    reduction,
+    scatter_reduction,
+    set_size,
+)
+from corro._front.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from corro._front.process_sets import ProcessSet, global_process_set
+from corro.torch import _autograd, _compiled, _eager
+from corro.torch._grouped import (
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+)
+from corro.torch.compression import Compression
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]
+
+is_compiling = torch.compiler.is_compiling
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduces the tensor over all ranks of the set into a new one; Average unless `op` says otherwise."""
+    op = reduction(op, average, process_set)
+    packed, context = compression.compress(tensor)
+    if is_compiling():
+        reduced = _compiled.allreduce(packed, process_set, name, op, prescale_factor, postscale_factor)
+    elif packed.requires_grad and torch.is_grad_enabled():
+        reduced = _autograd.Allreduce.apply(packed, process_set, name, op, prescale_factor, postscale_factor)
+    else:
+        reduced = _eager.into_new("allreduce", packed, process_set, name, op, prescale_factor, postscale_factor)
+    return compression.decompress(reduced, context)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    op = reduction(op, average, process_set)
+    return _eager.into_new_async("allreduce", tensor, process_set, name, op, prescale_factor, postscale_factor)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    op = reduction(op, average, process_set)
+    if is_compiling():
+        return _compiled.allreduce_(tensor, process_set, name, op, prescale_factor, postscale_factor)
+    return _eager.in_place("allreduce", tensor, process_set, name, op, prescale_factor, postscale_factor)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    op = reduction(op, average, process_set)
+    return _eager.in_place_async("allreduce", tensor, process_set, name, op, prescale_factor, postscale_factor)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Gathers a sparse tensor's indices and values; the returned function waits and gives the sum as a sparse tensor."""
+    tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
+    indices = tensor.indices().t().contiguous()
+    names = (None, None) if name is None else (f"{name}.indices", f"{name}.values")
+    indices_handle = allgather_async(indices, names[0], process_set)
+    values_handle = allgather_async(tensor.values(), names[1], process_set)
+
+    def wait() -> torch.Tensor:
+        # The second is waited for even if the first fails: nothing of a failed step may stay in flight.
+        try:
+            all_indices = synchronize(indices_handle)
+        finally:
+            all_values = synchronize(values_handle)
+        if op == Average:
+            all_values = all_values / set_size(process_set)
+        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape)
+
+    return wait
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The tensors of all ranks, concatenated along the first dimension in rank order."""
+    if not tensor.shape:
+        raise IndexError("allgather of a rank-zero tensor: a scalar has no first dimension; use tensor.reshape(1).")
+    if is_compiling():
+        return _compiled.allgather(tensor, process_set, name)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _autograd.Allgather.apply(tensor, process_set, name)
+    return _eager.resized("allgather", tensor, process_set, name)
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    return _eager.resized_async("allgather", tensor, process_set, name)
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """A new tensor with the elements that (global) rank `root_rank` has."""
+    if is_compiling():
+        return _compiled.broadcast(tensor, root_rank, process_set, name)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _autograd.Broadcast.apply(tensor, root_rank, process_set, name)
+    return _eager.into_new("broadcast", tensor, process_set, name, Sum, 1.0, 1.0, root_rank)
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    return _eager.into_new_async("broadcast", tensor, process_set, name, Sum, 1.0, 1.0, root_rank)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    if is_compiling():
+        return _compiled.broadcast_(tensor, root_rank, process_set, name)
+    return _eager.in_place("broadcast", tensor, process_set, name, Sum, 1.0, 1.0, root_rank)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    return _eager.in_place_async("broadcast", tensor, process_set, name, Sum, 1.0, 1.0, root_rank)
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends consecutive rows to each rank; gives the rows received, and how many from whom if `splits` was given."""
+    if is_compiling():
+        return _compiled.alltoall(tensor, splits, process_set, name)
+    numbers, device = _splits(tensor, splits, process_set)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        both = _autograd.Alltoall.apply(tensor, numbers, device, process_set, name)
+    else:
+        both = _eager.alltoall(tensor, numbers, device, process_set, name)
+    return both[0] if splits is None else both
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    numbers, device = _splits(tensor, splits, process_set)
+    return _eager.alltoall_async(tensor, numbers, device, process_set, name)
+
+
+def _splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) -> tuple[list[int], Any]:
+    """The rows for each rank, and the device on which the answer to them is wanted."""
+    _native.rank()  # raises when not initialised
+    if not tensor.shape:
+        raise ValueError("alltoall of a rank-zero tensor is not supported: a scalar has no rows to send.")
+    device = None
+    if isinstance(splits, torch.Tensor):
+        if splits.dim() > 1:
+            raise ValueError(f"splits must be one-dimensional, but have {splits.dim()} dimensions.")
+        if splits.dtype != torch.int32:
+            raise ValueError(f"splits must be a tensor of torch.int32, not of {splits.dtype}.")
+        device, splits = splits.device, splits.reshape(-1).tolist()
+    members = set_size(process_set)
+    # A set that is not registered has no size to compare with; the engine refuses it.
+    return alltoall_splits(splits if splits is not None else [], tensor.shape[0], members or 1), device
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduces over all ranks and gives each its share of the rows."""
+    op = scatter_reduction(op)
+    _check_rows(tensor)
+    packed, context = compression.compress(tensor)
+    if is_compiling():
+        part = _compiled.reducescatter(packed, process_set, name, op, prescale_factor, postscale_factor)
+    elif packed.requires_grad and torch.is_grad_enabled():
+        part = _autograd.Reducescatter.apply(packed, process_set, name, op, prescale_factor, postscale_factor)
+    else:
+        part = _eager.resized("reducescatter", packed, process_set, name, op, prescale_factor, postscale_factor)
+    return compression.decompress(part, context)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    op = scatter_reduction(op)
+    _check_rows(tensor)
+    return _eager.resized_async("reducescatter", tensor, process_set, name, op, prescale_factor, postscale_factor)
+
+
+def _check_rows(tensor: torch.Tensor) -> None:
+    if not tensor.shape:
+        raise ValueError("reducescatter of a rank-zero tensor is not supported: a scalar has no rows to share out.")
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data. It takes part with zeros until all have joined; gives the last to do so."""
+    return _native.join()
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits until all ranks of the set are here."""
+    _native.barrier(process_set.process_set_id)
+
+
+def poll(handle: int) -> bool:
+    """Whether the operation has ended, so that `synchronize` would not wait."""
+    return _native.poll(handle)
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an asynchronous operation and gives its result. A handle can be used once."""
+    return _native.wait(handle)
+
+
+# Kept for scripts that reach for the object behind the functions above.
+_basics = basics

@@ -1,0 +1,271 @@
+"""`DistributedOptimizer`: any torch optimizer, with its gradients averaged over the ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from corro._front import basics, checks
+from corro._front.arguments import Adasum, Average, Sum
+from corro._front.process_sets import ProcessSet, global_process_set
+from corro.common.util import split_list
+from corro.torch import _eager
+from corro.torch._reducer import Reducer
+from corro.torch.compression import Compression
+from corro.torch.mpi_ops import synchronize as wait
+
+Names = dict[torch.Tensor, str]
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> torch.optim.Optimizer:
+    """The same optimizer, whose `step` works with gradients reduced over all ranks of the set.
+
+    The result is an instance of a subclass of the optimizer's class, with the same name, and shares its parameter
+    groups and state. Gradients are reduced while backward is still running.
+    """
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0.")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor is only supported with op=hvd.Average.")
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups.", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    names = _names(optimizer, named_parameters)
+    group_lists = _groups(groups, list(names))
+
+    if op == Adasum and basics.size() > 1:
+        if process_set is not global_process_set:
+            raise NotImplementedError("Adasum works on the global process set only.")
+        adasum = _subclass(optimizer, _AdasumOptimizer)
+        adasum._distribute(names, compression)
+        return adasum
+
+    if op not in (Average, Sum, Adasum):
+        raise ValueError("DistributedOptimizer supports op=hvd.Average, hvd.Sum and hvd.Adasum.")
+    factors = (1.0, 1.0)
+    if gradient_predivide_factor != 1.0 and not group_lists:
+        factors = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
+    # Adasum of one rank is that rank's gradient.
+    numbers = (Sum if op == Adasum else op, *factors)
+    distributed = _subclass(optimizer, _DistributedOptimizer)
+    distributed._distribute(
+        Reducer(names, group_lists, backward_passes_per_step, compression, sparse_as_dense, process_set, numbers)
+    )
+    return distributed
+
+
+def _subclass(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
+    """A twin of `optimizer` that shares all it has, with the methods of `mixin` before its own."""
+    cls = type(optimizer)
+    twin: Any = type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    new = twin.__new__(twin)
+    new.__dict__.update(optimizer.__dict__)
+    # A learning-rate scheduler puts a counting `step` of the original into the instance; it must not hide ours.
+    new.__dict__.pop("step", None)
+    return new
+
+
+def _names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None) -> Names:
+    """A name for every parameter of the optimizer: ranks find each other's gradients by it."""
+    ours = [p for group in optimizer.param_groups for p in group["params"]]
+    if named_parameters is None:
+        return {
+            p: f"allreduce.noname.{i}.{j}"
+            for i, group in enumerate(optimizer.param_groups)
+            for j, p in enumerate(group["params"])
+        }
+    named = list(named_parameters)
+    if any(not isinstance(item, tuple) or len(item) != 2 for item in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    if not named and ours:
+        return _names(optimizer, None)
+    doubled = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if doubled:
+        raise ValueError(
+            f"parameter names in named_parameters must be unique, but these come twice: {', '.join(doubled)}"
+        )
+    name_of = {p: name for name, p in named}
+    unnamed = [p for p in ours if p not in name_of]
+    if unnamed:
+        shapes = ", ".join(str(tuple(p.shape)) for p in unnamed[:5])
+        raise ValueError(
+            f"named_parameters was specified, but {len(unnamed)} of the optimizer's parameters are not in it "
+            f"(shapes: {shapes}). Name all of them, or leave named_parameters out."
+        )
+    return {p: name_of[p] for p in ours}
+
+
+def _groups(groups: Any, parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The parameters that are to be reduced together; those in no list stay alone."""
+    if groups is None:
+        return []
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups <= 0:
+            raise ValueError("groups must be a positive integer or a list of lists of parameters.")
+        trained = [p for p in parameters if p.requires_grad]
+        return [list(part) for part in split_list(trained, groups)]
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError("groups must be a positive integer or a list of lists of parameters.")
+    members = [p for group in groups for p in group]
+    if any(not isinstance(p, torch.Tensor) for p in members):
+        raise ValueError("groups must consist of lists of torch.Tensor.")
+    if len({id(p) for p in members}) != len(members):
+        raise ValueError("a parameter can be in one of the groups only.")
+    return [[p for p in group if p.requires_grad] for group in groups]
+
+
+class _Twin(torch.optim.Optimizer):
+    """Shares its parameter groups and state with the optimizer it was made from, for ever."""
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        groups, state = self.param_groups, self.state
+        super().load_state_dict(*args, **kwargs)
+        # torch makes new objects. But a scheduler may hold the original optimizer, and must go on changing our rates.
+        for old, new in zip(groups, self.param_groups, strict=True):
+            old.clear()
+            old.update(new)
+        loaded = dict(self.state)
+        state.clear()
+        state.update(loaded)
+        self.param_groups, self.state = groups, state
+
+
+class _DistributedOptimizer(_Twin):
+    """What is put before the user's optimizer class."""
+
+    _reducer: Reducer
+    _skip: bool
+
+    def _distribute(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self._skip = False
+        # A set without us trains without us; a world of one has nobody to reduce with, unless it may grow.
+        alone = basics.size() == 1 and not basics.elastic_enabled()
+        if alone or not reducer.process_set.included():
+            return
+        reducer.watch([p for group in self.param_groups for p in group["params"]])
+        if checks.enabled():
+            described = {name: f"{tuple(p.shape)} {p.dtype}" for p, name in reducer.parameters.items()}
+            checks.same_model(described, reducer.process_set)
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        return self._reducer.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes after how many backward passes gradients are reduced; counting starts anew."""
+        self._reducer.set_passes(passes)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._reducer.forget()
+        super().load_state_dict(*args, **kwargs)
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is reduced. To clip gradients: synchronize, clip, `step` in `skip_synchronize`."""
+        self._reducer.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Inside, `step` does not synchronize: you have done it yourself."""
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        reducer = self._reducer
+        if self._skip:
+            if reducer.pending:
+                raise AssertionError(
+                    "optimizer.step() was called in skip_synchronize() while gradients are still being reduced. "
+                    "Call optimizer.synchronize() first."
+                )
+        elif closure is None or reducer.pending:
+            if reducer.synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): the gradients are reduced a second time. Use `with "
+                    "optimizer.skip_synchronize(): optimizer.step()`.",
+                    stacklevel=2,
+                )
+            reducer.synchronize()
+        reducer.synchronized = False
+        return super().step(closure if closure is None else self._reduced(closure))
+
+    def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, followed by waiting for the gradients it made."""
+
+        def run() -> Any:
+            loss = closure()
+            if self._reducer.pending and not self._skip:
+                self._reducer.synchronize()
+                self._reducer.synchronized = False
+            return loss
+
+        return run
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        if self._reducer.pending:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(). Gradients that are being reduced must not be changed."
+            )
+        super().zero_grad(*args, **kwargs)
+
+
+class _AdasumOptimizer(_Twin):
+    """Each rank takes its own step; what the steps changed is combined by Adasum."""
+
+    _named: Names
+    _compression: Any
+
+    def _distribute(self, names: Names, compression: Any) -> None:
+        self._named = {p: name for p, name in names.items() if p.requires_grad}
+        self._compression = compression
+        for p in self._named:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Has no effect: gradients add up until `step`."""
+
+    def synchronize(self) -> None:
+        """Has no effect: it is the change of the parameters that is reduced, in `step`."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        raise AssertionError("skip_synchronize is not supported when using the Adasum optimizer.")
+        yield  # a context manager by its signature
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        starts = {p: p.detach().clone() for p in self._named}
+        loss = super().step(closure)
+        with torch.no_grad():
+            flying = []
+            for p, name in self._named.items():
+                packed, context = self._compression.compress(p.detach() - starts[p])
+                handle = _eager.in_place_async("allreduce", packed, global_process_set, name, Adasum)
+                flying.append((p, handle, context))
+            for p, handle, context in flying:
+                p.copy_(starts[p]).add_(self._compression.decompress(wait(handle), context))
+        return loss

@@ -1,0 +1,382 @@
+"""What every front must do, written once: a case takes a front and runs on all ranks of a job.
+
+Each compares with numpy's answer, computed from what every rank is known to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+CASES: list[Callable[[Any], None]] = []
+
+
+def case(function: Callable[[Any], None]) -> Callable[[Any], None]:
+    CASES.append(function)
+    return function
+
+
+def everyone(front: Any, make: Callable[[int], Any]) -> list[Any]:
+    """What `make(rank)` gives for each rank of the job."""
+    return [make(rank) for rank in range(front.hvd.size())]
+
+
+def check(front: Any, result: Any, wanted: Any) -> None:
+    array = front.array(result)
+    np.testing.assert_allclose(array.astype(np.float64), np.asarray(wanted, np.float64), rtol=1e-2)
+    assert array.shape == np.shape(wanted)
+
+
+@case
+def allreduce_of_every_dtype(front: Any) -> None:
+    hvd = front.hvd
+    for dtype in front.dtypes:
+        parts = everyone(front, lambda rank: np.arange(17) % 5 + rank)
+        tensor = front.tensor(parts[hvd.rank()], dtype)
+        check(front, hvd.allreduce(tensor, op=hvd.Sum, name=f"sum.{dtype}"), sum(parts))
+        check(front, hvd.allreduce(tensor, op=hvd.Min), np.min(parts, axis=0))
+        check(front, hvd.allreduce(tensor, op=hvd.Max), np.max(parts, axis=0))
+        check(front, tensor, parts[hvd.rank()])
+
+
+@case
+def average_divides_by_the_ranks_and_truncates_integers(front: Any) -> None:
+    hvd, size = front.hvd, front.hvd.size()
+    check(front, hvd.allreduce(front.tensor([hvd.rank()] * 3)), [(size - 1) / 2] * 3)
+    total = sum(-7 + rank for rank in range(size))
+    check(front, hvd.allreduce(front.tensor([-7 + hvd.rank()], "int64")), [int(total / size)])
+
+
+@case
+def scale_factors_come_before_and_after(front: Any) -> None:
+    hvd, size = front.hvd, front.hvd.size()
+    scaled = hvd.allreduce(front.tensor([4.0]), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
+    check(front, scaled, [4.0 * 0.5 * size * 3.0])
+    # Integers truncate at each step: 3 * 0.5 -> 1.
+    check(front, hvd.allreduce(front.tensor([3], "int32"), op=hvd.Sum, prescale_factor=0.5), [size])
+
+
+@case
+def product_and_in_place(front: Any) -> None:
+    hvd = front.hvd
+    tensor = front.tensor([2.0, hvd.rank() + 1.0])
+    same = hvd.allreduce_(tensor, op=hvd.Product)
+    assert same is tensor
+    check(front, tensor, [2.0 ** hvd.size(), np.prod(np.arange(1.0, hvd.size() + 1))])
+
+
+@case
+def scalars_and_empty_tensors(front: Any) -> None:
+    hvd = front.hvd
+    check(front, hvd.allreduce(front.tensor(2.5), op=hvd.Sum), 2.5 * hvd.size())
+    check(front, hvd.allreduce(front.tensor([]), op=hvd.Sum), [])
+    check(front, hvd.allgather(front.tensor(np.zeros((0, 3)))), np.zeros((0, 3)))
+    check(front, hvd.broadcast(front.tensor(7.0 if hvd.rank() == 0 else 0.0), 0), 7.0)
+
+
+@case
+def asynchronous_operations_in_any_order(front: Any) -> None:
+    hvd = front.hvd
+    order = list(range(12)) if hvd.rank() % 2 else list(reversed(range(12)))
+    handles = {i: hvd.allreduce_async(front.tensor([float(i)]), op=hvd.Sum, name=f"any.{i}") for i in order}
+    for i in range(12):
+        check(front, hvd.synchronize(handles[i]), [float(i * hvd.size())])
+    assert hvd.synchronize(handles[0]) is None
+    with pytest.raises(ValueError, match="handle"):
+        hvd.poll(handles[0])
+
+
+@case
+def poll_becomes_true(front: Any) -> None:
+    hvd = front.hvd
+    handle = hvd.allreduce_async_(front.tensor([1.0] * 1000), op=hvd.Sum)
+    while not hvd.poll(handle):
+        pass
+    check(front, hvd.synchronize(handle), [float(hvd.size())] * 1000)
+
+
+@case
+def groups_complete_together(front: Any) -> None:
+    hvd, size = front.hvd, front.hvd.size()
+    shapes = [(3,), (2, 2), ()]
+    reduced = hvd.grouped_allreduce([front.tensor(np.full(shape, 2.0)) for shape in shapes], op=hvd.Sum)
+    assert isinstance(reduced, list)
+    for tensor, shape in zip(reduced, shapes, strict=True):
+        check(front, tensor, np.full(shape, 2.0 * size))
+    tensors = [front.tensor([1.0]), front.tensor([2.0])]
+    same = hvd.grouped_allreduce_(tensors, op=hvd.Sum, name="pair")
+    assert same[0] is tensors[0]
+    check(front, same[1], [2.0 * size])
+    rows = hvd.rank() + 1
+    gathered = hvd.grouped_allgather([front.tensor(np.full((rows, 2), float(hvd.rank()))), front.tensor([1.0])])
+    check(front, gathered[0], np.concatenate(everyone(front, lambda r: np.full((r + 1, 2), float(r)))))
+    check(front, gathered[1], np.ones(size))
+    scattered = hvd.grouped_reducescatter([front.tensor(np.ones((size, 2))), front.tensor(np.ones(size))], op=hvd.Sum)
+    check(front, scattered[0], np.full((1, 2), size))
+
+
+@case
+def allgather_with_different_rows(front: Any) -> None:
+    hvd = front.hvd
+    for dtype in front.dtypes:
+        parts = everyone(front, lambda rank: np.full((rank * 2, 3), rank))
+        check(front, hvd.allgather(front.tensor(parts[hvd.rank()], dtype)), np.concatenate(parts))
+
+
+@case
+def broadcast_from_every_root(front: Any) -> None:
+    hvd = front.hvd
+    for root in range(hvd.size()):
+        tensor = front.tensor(np.full((4, 2), float(hvd.rank())))
+        check(front, hvd.broadcast(tensor, root), np.full((4, 2), float(root)))
+        check(front, tensor, np.full((4, 2), float(hvd.rank())))
+        assert hvd.broadcast_(tensor, root, name="in place") is tensor
+        check(front, tensor, np.full((4, 2), float(root)))
+
+
+@case
+def alltoall_equal_and_unequal(front: Any) -> None:
+    hvd, size, me = front.hvd, front.hvd.size(), front.hvd.rank()
+    sent = np.arange(size) + 100.0 * me
+    check(front, hvd.alltoall(front.tensor(sent)), [100.0 * rank + me for rank in range(size)])
+    # Rank r sends i + 1 rows to rank i, and keeps one row back.
+    splits = [i + 1 for i in range(size)]
+    rows = np.full((sum(splits) + 1, 2), float(me))
+    output, received = hvd.alltoall(front.tensor(rows), splits)
+    check(front, output, np.concatenate([np.full((me + 1, 2), float(rank)) for rank in range(size)]))
+    check(front, received, [me + 1] * size)
+    nothing, _ = hvd.alltoall(front.tensor(rows), [0] * size)
+    check(front, nothing, np.zeros((0, 2)))
+
+
+@case
+def reducescatter_deals_rows(front: Any) -> None:
+    hvd, size, me = front.hvd, front.hvd.size(), front.hvd.rank()
+    for rows in (size * 2, size + 1, 1):
+        whole = np.arange(rows * 2.0).reshape(rows, 2)
+        each, extra = divmod(rows, size)
+        start = me * each + min(me, extra)
+        mine = whole[start : start + each + (me < extra)]
+        check(front, hvd.reducescatter(front.tensor(whole), op=hvd.Sum), mine * size)
+        check(front, hvd.reducescatter(front.tensor(whole)), mine)
+
+
+@case
+def a_tensor_larger_than_a_page_and_the_fusion_of_many(front: Any) -> None:
+    hvd = front.hvd
+    big = np.arange(300_000, dtype=np.float32)
+    check(front, hvd.allreduce(front.tensor(big), op=hvd.Sum), big * hvd.size())
+    handles = [hvd.allreduce_async(front.tensor([float(i)] * (i + 1)), op=hvd.Sum) for i in range(100)]
+    for i, handle in enumerate(handles):
+        check(front, hvd.synchronize(handle), [float(i * hvd.size())] * (i + 1))
+
+
+@case
+def more_unnamed_tensors_than_there_are_numbers(front: Any) -> None:
+    hvd = front.hvd
+    handles = [hvd.allreduce_async(front.tensor([float(i)]), op=hvd.Sum) for i in range(600)]
+    for i, handle in enumerate(handles):
+        check(front, hvd.synchronize(handle), [float(i * hvd.size())])
+
+
+@case
+def objects(front: Any) -> None:
+    hvd = front.hvd
+    for root in range(hvd.size()):
+        mine = {"rank": hvd.rank()} if hvd.rank() % 2 else ["rank", hvd.rank()]
+        got = hvd.broadcast_object(mine, root)
+        assert got == ({"rank": root} if root % 2 else ["rank", root])
+    assert hvd.allgather_object("x" * hvd.rank()) == ["x" * rank for rank in range(hvd.size())]
+
+
+@case
+def join_contributes_zeros(front: Any) -> None:
+    hvd, size = front.hvd, front.hvd.size()
+    for _ in range(2):
+        if hvd.rank() != size - 1:
+            left = hvd.allreduce(front.tensor([1.0]), op=hvd.Sum, name="others")
+            check(front, left, [size - 1.0])
+        last = hvd.join()
+        assert 0 <= last < size
+        assert hvd.allgather_object(last) == [last] * size
+
+
+@case
+def other_operations_fail_while_somebody_has_joined(front: Any) -> None:
+    hvd = front.hvd
+    if hvd.rank() != 0:
+        with pytest.raises(hvd.HorovodInternalError, match="is not supported with Join at this time"):
+            hvd.allgather(front.tensor([1.0]), name="with join")
+    hvd.join()
+    works(front)
+
+
+@case
+def barrier(front: Any) -> None:
+    front.hvd.barrier()
+
+
+def works(front: Any) -> None:
+    """After any mistake, the next operation must be fine. It has a name, since ranks may have counted differently."""
+    check(front, front.hvd.allreduce(front.tensor([1.0]), op=front.hvd.Sum, name="works"), [front.hvd.size()])
+
+
+@case
+def different_shapes(front: Any) -> None:
+    hvd = front.hvd
+    with pytest.raises(hvd.HorovodInternalError, match=r"Mismatched .* tensor shapes"):
+        hvd.allreduce(front.tensor([1.0] * (17 + hvd.rank())), name="shapes")
+    works(front)
+    with pytest.raises(hvd.HorovodInternalError, match=r"Mismatched .* tensor shapes"):
+        hvd.allgather(front.tensor(np.zeros((2, 2 + hvd.rank()))), name="columns")
+    works(front)
+
+
+@case
+def different_dtypes(front: Any) -> None:
+    hvd = front.hvd
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched data types"):
+        hvd.allreduce(front.tensor([1], "int32" if hvd.rank() % 2 else "float32"), name="dtypes")
+    works(front)
+
+
+@case
+def different_operations_ops_and_factors(front: Any) -> None:
+    hvd, odd = front.hvd, front.hvd.rank() % 2
+    tensor = front.tensor([1.0])
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched reduction operation"):
+        hvd.allreduce(tensor, op=hvd.Sum if odd else hvd.Max, name="ops")
+    works(front)
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched prescale and/or postscale factors"):
+        hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=1.0 + odd, name="factors")
+    works(front)
+
+
+@case
+def different_roots(front: Any) -> None:
+    hvd = front.hvd
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched BROADCAST root ranks"):
+        hvd.broadcast_(front.tensor([1.0]), hvd.rank(), name="roots")
+    works(front)
+
+
+@case
+def a_root_that_does_not_exist(front: Any) -> None:
+    hvd = front.hvd
+    for root in (hvd.size(), -1):
+        with pytest.raises(ValueError, match="invalid root rank"):
+            hvd.broadcast_(front.tensor([1.0]), root, name="no root")
+    works(front)
+
+
+@case
+def a_name_in_flight_twice(front: Any) -> None:
+    hvd = front.hvd
+    if hvd.rank() == 0:
+        first = hvd.allreduce_async(front.tensor([1.0]), op=hvd.Sum, name="twice")
+        with pytest.raises(ValueError, match="same name as another tensor that is currently being processed"):
+            hvd.allreduce_async(front.tensor([1.0]), op=hvd.Sum, name="twice")
+        hvd.broadcast_object(None, 0, "go on")
+    else:
+        # The others come later, so that the first is certainly still in flight.
+        hvd.broadcast_object(None, 0, "go on")
+        first = hvd.allreduce_async(front.tensor([1.0]), op=hvd.Sum, name="twice")
+    check(front, hvd.synchronize(first), [hvd.size()])
+    hvd.allgather_object("in line again", "in line")
+
+
+@case
+def wrong_splits(front: Any) -> None:
+    hvd, size = front.hvd, front.hvd.size()
+    tensor = front.tensor(np.ones((size * 2, 2)))
+    for splits, text in (
+        ([1] * (size + 1), "does not equal number of workers"),
+        ([size * 3] + [0] * (size - 1), "greater than the first dimension"),
+        ([-1] + [1] * (size - 1), "negative"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.alltoall(tensor, splits)
+    with pytest.raises(ValueError, match=r"divisible|multiple"):
+        hvd.alltoall(front.tensor(np.ones(size + 1)))
+    works(front)
+
+
+@case
+def scalars_where_rows_are_needed(front: Any) -> None:
+    hvd = front.hvd
+    for operation in (hvd.alltoall, hvd.reducescatter):
+        with pytest.raises(ValueError, match="rank-zero tensor"):
+            operation(front.tensor(1.0))
+    handle = hvd.allgather_async(front.tensor(1.0), name="scalar")
+    with pytest.raises(hvd.HorovodInternalError, match="a rank-zero tensor"):
+        hvd.synchronize(handle)
+    works(front)
+
+
+@case
+def wrong_arguments(front: Any) -> None:
+    hvd = front.hvd
+    tensor = front.tensor([1.0])
+    with pytest.raises(ValueError, match="supersedes average"):
+        hvd.allreduce(tensor, average=True, op=hvd.Sum)
+    with pytest.warns(DeprecationWarning):
+        check(front, hvd.allreduce(tensor, average=False), [hvd.size()])
+    for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.reducescatter(tensor, op=op)
+    with pytest.raises(ValueError, match="reduce op"):
+        hvd.allreduce(tensor, op=17)
+    for operation in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
+        with pytest.raises(ValueError, match="at least one"):
+            operation([])
+    works(front)
+
+
+@case
+def process_sets(front: Any) -> None:
+    hvd, size, me = front.hvd, front.hvd.size(), front.hvd.rank()
+    evens = hvd.add_process_set(range(0, size, 2))
+    odds = hvd.add_process_set(hvd.ProcessSet(range(1, size, 2)))
+    mine, other = (odds, evens) if me % 2 else (evens, odds)
+    assert mine.included()
+    assert not other.included()
+    assert mine.size() == len(mine.ranks)
+    assert mine.rank() == me // 2
+    check(front, hvd.allreduce(front.tensor([1.0]), op=hvd.Sum, process_set=mine), [mine.size()])
+    check(front, hvd.allgather(front.tensor([float(me)]), process_set=mine, name="x"), mine.ranks)
+    root = mine.ranks[-1]
+    check(front, hvd.broadcast(front.tensor([float(me)]), root, process_set=mine), [root])
+    whole = front.tensor(np.arange(4.0) + me)
+    check(front, hvd.reducescatter(whole, op=hvd.Sum, process_set=mine, name="rs").sum() * 0, 0.0)
+    hvd.barrier(process_set=mine)
+    with pytest.raises(ValueError, match="is not a member of the provided process set"):
+        hvd.allreduce(front.tensor([1.0]), process_set=other)
+    with pytest.raises(ValueError, match="not part of provided process set"):
+        other.rank()
+    with pytest.raises(ValueError, match="duplicate process set"):
+        hvd.add_process_set(list(range(0, size, 2)))
+    with pytest.raises(ValueError, match="duplicate process set"):
+        hvd.add_process_set(range(size))
+    with pytest.raises(ValueError, match="different ranks"):
+        hvd.add_process_set([0, size])
+    if size > 2:
+        with pytest.raises(ValueError, match="invalid root rank"):
+            hvd.broadcast_(front.tensor([1.0]), other.ranks[0], process_set=mine)
+    with pytest.raises(NotImplementedError):
+        hvd.allreduce(front.tensor([1.0]), op=hvd.Adasum, process_set=mine)
+    assert hvd.remove_process_set(evens)
+    assert hvd.remove_process_set(odds)
+    assert not hvd.remove_process_set(odds)
+    assert not hvd.remove_process_set(hvd.global_process_set)
+    with pytest.raises((ValueError, TypeError), match="not been registered"):
+        hvd.allreduce(front.tensor([1.0]), process_set=evens)
+    works(front)
+
+
+@case
+def adasum_of_equal_vectors_is_that_vector(front: Any) -> None:
+    hvd = front.hvd
+    check(front, hvd.allreduce(front.tensor([3.0, 4.0]), op=hvd.Adasum), [3.0, 4.0])
