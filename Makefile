@@ -13,12 +13,14 @@ SHELL := /bin/bash
 CARGO ?= cargo
 FUZZ_SECONDS ?= 3
 
-.PHONY: help demo test check lint unit python fuzz gen wheel bench deep clean
+.PHONY: help demo test check lint unit python fuzz gen wheel versions bench deep clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-demo: .venv-test/.corro ## train on handwritten digits with PyTorch, on two processes
+demo: ## train on handwritten digits with PyTorch, on two processes
+	CORRO_GLIBC=here scripts/wheel
+	scripts/python_install new
 	OMP_NUM_THREADS=1 .venv-test/bin/corro run -np 2 .venv-test/bin/python examples/torch/digits.py
 
 test: lint unit python fuzz ## everything CI runs
@@ -37,17 +39,9 @@ lint: ## format, clippy, floors, generated files
 unit: ## unit, conformance, fault and process tests
 	$(CARGO) test --workspace
 
-# The wheel as users get it, but linked for this machine, which is quicker; and the environment its tests run in.
-.venv-test/.corro: Cargo.lock pyproject.toml scripts/wheel $(shell find crates python -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml')
+python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch
 	CORRO_GLIBC=here scripts/wheel
-	.venv-test/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.whl
-	touch $@
-
-python: .venv-test/.corro ## the Python packages, with the newest torch
-	.venv-test/bin/ruff check python examples/torch
-	.venv-test/bin/ruff format --check python examples/torch
-	.venv-test/bin/mypy
-	.venv-test/bin/python -m pytest -q python/tests
+	scripts/python_test new
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
 	scripts/wheel
@@ -68,6 +62,10 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	bench/setup
 	.venv-bench/bin/python bench/collectives.py
 	.venv-bench/bin/python bench/two_hosts.py
+
+versions: wheel ## the same wheel with an old torch, and with Python 3.12 where there is one
+	scripts/python_test old
+	scripts/python_test 312
 
 deep: ## longer fuzzing, and Miri where a nightly toolchain is installed
 	fuzz/run 60

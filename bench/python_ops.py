@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -116,7 +117,7 @@ def main() -> None:
 
     from corro._command import program
 
-    result = Path(f"/tmp/corro-python-ops-{os.getpid()}.json")
+    result = Path(tempfile.gettempdir(), f"corro-python-ops-{os.getpid()}.json")
     command = [program(), "run", "-np", str(options.ranks), sys.executable, __file__, "--result", str(result)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     before = data_plane(options.ranks)

@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def main() -> None:
 
     from corro._command import program
 
-    result = Path(f"/tmp/corro-training-{os.getpid()}.json")
+    result = Path(tempfile.gettempdir(), f"corro-training-{os.getpid()}.json")
     command = [program(), "run", "-np", str(options.ranks), sys.executable, __file__, "--result", str(result)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     subprocess.run(command, env=environment, check=True, timeout=600)

@@ -26,8 +26,17 @@ def run_job(size: int, *command: str, timeout: float = 280, **variables: str) ->
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_on_all_ranks(file: Path, size: int) -> None:
+    run_file(file, size)
+
+
+@pytest.mark.parametrize("overlap", ["0", "1"])
+def test_training_with_and_without_overlap(overlap: str) -> None:
+    run_file(HERE / "parallel" / "test_torch_training.py", 2, CORRO_OVERLAP=overlap)
+
+
+def run_file(file: Path, size: int, **variables: str) -> None:
     options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--timeout=120"]
-    job = run_job(size, sys.executable, "-m", "pytest", *options, str(file))
+    job = run_job(size, sys.executable, "-m", "pytest", *options, str(file), **variables)
     if job.returncode:
         pytest.fail(f"{file.name} on {size} ranks:\n{job.stdout[-6000:]}\n{job.stderr[-6000:]}", pytrace=False)
 
@@ -107,6 +116,25 @@ except ValueError as error:
 hvd.barrier()
 hvd.shutdown()
 assert evens.process_set_id is None
+""",
+    ),
+    "a timeline from the program": (
+        2,
+        """
+import json, os, tempfile, torch
+os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
+import corro.torch as hvd
+hvd.init()
+path = os.path.join(tempfile.gettempdir(), f"corro-timeline-{os.getpid()}.json")
+hvd.start_timeline(path)
+hvd.allreduce(torch.ones(3), name="watched")
+hvd.stop_timeline()
+if hvd.rank() == 0:
+    with open(path) as file:
+        events = json.load(file)
+    os.unlink(path)
+    assert any("watched" in str(event) for event in events), events
+hvd.barrier()
 """,
     ),
     "numpy arrays from the root": (

@@ -76,7 +76,7 @@ typedef enum corro_op {
 typedef uint64_t corro_ticket;
 
 // Is told that an operation is done, how it ended (a `corro_status`), and what it was registered with. It may ask for
-// the result, `corro_last_error` among it, and free the ticket; it must not wait for others.
+// the result, `corro_last_error` among it, and free the ticket; it must not wait for others, nor end the job.
 typedef void (*corro_callback)(void *user, corro_ticket ticket, int32_t status);
 
 // A tensor in host memory, dense, in row-major order. The struct itself, its name and its shape are read during the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,6 +19,9 @@ from corro.torch._tensors import host
 from corro.torch.compression import NoneCompressor
 from corro.torch.mpi_ops import sparse_allreduce_async
 
+# Gradients of so many bytes are worth a collective of their own while backward goes on.
+BUCKET_BYTES = 1 << 20
+
 # How a reduction in flight ends: it waits, and leaves the reduced gradient in `p.grad`.
 Finish = Callable[[], None]
 
@@ -26,8 +30,8 @@ class Reducer:
     """Knows which gradients are due, submits them, and waits for them.
 
     A gradient is due after `passes` backward passes. Parameters of one group are submitted together, when the last of
-    them is due; without cores to spare, all that are in no group form one. Every parameter is reduced in every step,
-    with zeros if it took no part, so that ranks stay in line.
+    them is due; those that the user has put in no group form groups as `_buckets` says. Every parameter is reduced in
+    every step, with zeros if it took no part, so that ranks stay in line.
     """
 
     def __init__(
@@ -51,10 +55,8 @@ class Reducer:
         self._in_flight: dict[torch.Tensor, int | Finish] = {}
         self._hooks: list[Any] = []
         self._group_of = {p: tuple(group) for group in groups for p in group}
-        if not _has_idle_cores():
-            # Collectives in the background would only take turns with backward: all gradients go at its end, as one.
-            rest = tuple(p for p in names if p.requires_grad and p not in self._group_of)
-            self._group_of.update(dict.fromkeys(rest, rest))
+        for bucket in _buckets([p for p in names if p.requires_grad and p not in self._group_of]):
+            self._group_of.update(dict.fromkeys(bucket, tuple(bucket)))
         self._ready: dict[tuple[torch.Tensor, ...], set[torch.Tensor]] = {}
         self._checks = _FirstStep(self) if checks.enabled() else None
 
@@ -119,8 +121,8 @@ class Reducer:
         self._passes_left[p] = 0
         if self._checks is not None:
             self._checks.see(p)
-        group = self._group_of.get(p)
-        if group is None:
+        group = self._group_of.get(p, (p,))
+        if len(group) == 1:
             self._submit(p)
             return
         ready = self._ready.setdefault(group, set())
@@ -193,6 +195,24 @@ class Reducer:
         self._ready.clear()
         for p in self._passes_left:
             self._passes_left[p] = self.passes
+
+
+def _buckets(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """What is reduced together: a few small gradients that come one after the other, as handing over each costs time.
+
+    Without idle cores it is all of them: collectives in the background would only take turns with backward.
+    """
+    enough = BUCKET_BYTES if _has_idle_cores() else math.inf
+    buckets: list[list[torch.Tensor]] = [[]]
+    filled = 0
+    # Backward makes the gradients of the last layers first.
+    for p in reversed(parameters):
+        if filled >= enough:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(p)
+        filled += p.numel() * p.element_size()
+    return buckets
 
 
 def _has_idle_cores() -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+from pathlib import Path
 
 import pytest
 
@@ -177,3 +179,11 @@ def test_rank_from_the_environment(monkeypatch):
         get_env_rank_and_size()
     monkeypatch.setenv("PMI_SIZE", "4")
     assert get_env_rank_and_size() == (3, 4)
+
+
+def test_stubs_name_what_the_extension_has():
+    from corro import _native
+
+    stubs = Path(corro.__file__).with_name("_native.pyi").read_text(encoding="utf-8")
+    named = {node.name for node in ast.parse(stubs).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assert named == {name for name in dir(_native) if not name.startswith("_")}
