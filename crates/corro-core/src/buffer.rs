@@ -120,6 +120,7 @@ mod tests {
     fn a_vector_comes_back_without_a_copy() {
         let bytes = vec![1, 2, 3];
         let at = bytes.as_ptr();
-        assert_eq!(Buffer::from(bytes).into_vec().as_ptr(), at);
+        let back = Buffer::from(bytes).into_vec();
+        assert_eq!(back.as_ptr(), at);
     }
 }

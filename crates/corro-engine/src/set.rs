@@ -55,8 +55,6 @@ pub(crate) struct ProcessSet {
     /// Whether there may be a job. A driver that leaves looks here after it has left; who makes a job looks for drivers
     /// after it has set this: so one of them sees the other, and wakes the runner.
     may_have_job: AtomicBool,
-    /// Whether a driver listens to the neighbours, so that they need not ring.
-    disarmed: AtomicBool,
     /// The runner sleeps on this.
     work: Condvar,
     /// Wakes the watcher.
@@ -87,6 +85,7 @@ impl ProcessSet {
             doomed: Vec::new(),
             withdrawal: group.withdrawal(),
             over: None,
+            listeners: 0,
             armed: false,
             watcher_up: true,
             unsaid: None,
@@ -105,7 +104,6 @@ impl ProcessSet {
             lane: Mutex::new(Some(Lane { group, generation: 0 })),
             drivers: AtomicUsize::new(0),
             may_have_job: AtomicBool::new(false),
-            disarmed: AtomicBool::new(true),
             work: Condvar::new(),
             bell,
             threads: Mutex::new(Vec::new()),

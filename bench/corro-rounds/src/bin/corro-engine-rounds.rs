@@ -57,6 +57,7 @@ fn compare(group: &mut Group, engine: &Engine, rounds: usize) -> Result<()> {
         ("engine, submitted and then waited for, 4 B", 2000, submitted(1, 1)),
         ("raw, 4 MB", 50, raw(1_000_000)),
         ("engine, 100 tensors of 40 KB one by one", 50, submitted(100, 10_000)),
+        ("engine, the same under names that come again after 256", 50, unnamed(100, 10_000)),
         ("raw, 16 MB", 20, raw(4_000_000)),
         ("engine, waited for at once, 16 MB", 20, waited("large", 4_000_000)),
     ];
@@ -108,6 +109,26 @@ fn waited(name: &'static str, elements: usize) -> Iteration {
         let data = buffer.take().unwrap_or_else(|| vec![0; elements * 4].into());
         let shape = Shape(vec![elements]);
         buffer = engine.run(Submission::allreduce(name, ReduceOp::Sum, DType::F32, shape, data))?.output;
+        Ok(())
+    })
+}
+
+/// As Python programs do that give no names: those are counted, and so differ from step to step.
+fn unnamed(tensors: usize, elements: usize) -> Iteration {
+    let mut buffers: Vec<Option<Buffer>> = (0..tensors).map(|_| Some(vec![0u8; elements * 4].into())).collect();
+    let mut next = 0;
+    Box::new(move |_, engine| {
+        let mut tickets = Vec::with_capacity(tensors);
+        for buffer in &mut buffers {
+            let data = buffer.take().unwrap_or_else(|| vec![0; elements * 4].into());
+            let shape = Shape(vec![elements]);
+            let name = format!("allreduce.noname.{}", next % 256);
+            next += 1;
+            tickets.push(engine.submit(Submission::allreduce(name, ReduceOp::Sum, DType::F32, shape, data))?);
+        }
+        for (ticket, buffer) in tickets.into_iter().zip(&mut buffers) {
+            *buffer = ticket.wait()?.output;
+        }
         Ok(())
     })
 }

@@ -35,7 +35,7 @@ impl ProcessSet {
         let mut idle = 0;
         let mut listening = false;
         while !promise.is_kept() {
-            if self.run_what_is_ready() || self.listen(&mut listening) {
+            if self.run_what_is_ready(&mut listening) || self.listen(&mut listening) {
                 idle = 0;
                 continue;
             }
@@ -49,10 +49,10 @@ impl ProcessSet {
             }
         }
         let last = self.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
-        if last && (self.disarmed.load(Ordering::SeqCst) || self.may_have_job.load(Ordering::SeqCst)) {
+        if listening || last && self.may_have_job.load(Ordering::SeqCst) {
             self.with_state(|st| {
-                if !st.armed {
-                    self.arm(st);
+                if listening {
+                    self.stop_listening(st);
                 }
                 if st.has_job() {
                     self.work.notify_one();
@@ -66,25 +66,26 @@ impl ProcessSet {
     pub(super) fn listen(&self, listening: &mut bool) -> bool {
         self.with_state(|st| {
             if !std::mem::replace(listening, true) {
-                self.disarm(st);
+                st.listeners += 1;
+                st.disarm();
             }
-            self.turn(st) || st.has_job()
+            self.turn(st)
         })
+    }
+
+    /// A driver goes on to something that takes time: if nobody else listens, neighbours are to ring.
+    pub(super) fn stop_listening(&self, st: &mut State) {
+        st.listeners -= 1;
+        if st.listeners == 0 && !st.armed {
+            self.arm(st);
+        }
     }
 
     /// From now on neighbours ring; what they said before is heard now.
     pub(super) fn arm(&self, st: &mut State) {
         st.wires.arm();
         st.armed = true;
-        self.disarmed.store(false, Ordering::SeqCst);
         self.turn(st);
-    }
-
-    pub(super) fn disarm(&self, st: &mut State) {
-        if std::mem::take(&mut st.armed) {
-            st.wires.disarm();
-            self.disarmed.store(true, Ordering::SeqCst);
-        }
     }
 
     /// Wakes whoever is needed for what was just submitted.
@@ -124,7 +125,7 @@ impl ProcessSet {
     pub(super) fn watch(&self, watched: &[(OwnedFd, usize)]) {
         loop {
             let (interest, nap) = self.with_state(|st| {
-                self.disarm(st);
+                st.disarm();
                 let hold_back = self.hold_back(st);
                 if hold_back.is_none() {
                     self.turn(st);
@@ -132,13 +133,11 @@ impl ProcessSet {
                 let mut heard = Vec::new();
                 st.wires.check(&mut heard);
                 st.heard.append(&mut heard);
-                if self.is_undriven() {
-                    if hold_back.is_none() {
-                        self.arm(st);
-                    }
-                    if st.has_job() {
-                        self.work.notify_one();
-                    }
+                if st.listeners == 0 && hold_back.is_none() {
+                    self.arm(st);
+                }
+                if self.is_undriven() && st.has_job() {
+                    self.work.notify_one();
                 }
                 st.watcher_up = false;
                 let nap = hold_back.unwrap_or_else(|| self.nap(st));

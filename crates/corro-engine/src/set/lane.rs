@@ -82,13 +82,20 @@ impl ProcessSet {
     }
 
     /// Runs all jobs there are. False if there were none, or somebody else runs them.
-    pub(super) fn run_what_is_ready(&self) -> bool {
+    pub(super) fn run_what_is_ready(&self, listening: &mut bool) -> bool {
         let mut lane = match self.lane.try_lock() {
             Ok(lane) => lane,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let Some(mut running) = self.with_state(|st| self.next_job(st, self.core.now())) else { return false };
+        let first = self.with_state(|st| {
+            let next = self.next_job(st, self.core.now());
+            if next.is_some() && std::mem::take(listening) {
+                self.stop_listening(st);
+            }
+            next
+        });
+        let Some(mut running) = first else { return false };
         while let Some(next) = self.run_job(&mut lane, running) {
             running = next;
         }
@@ -224,7 +231,7 @@ impl ProcessSet {
                 st = self.work.wait(st).unwrap_or_else(PoisonError::into_inner);
             }
             drop(st);
-            if !self.run_what_is_ready() {
+            if !self.run_what_is_ready(&mut false) {
                 // Somebody else runs them: when that one leaves, there may be more.
                 let lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
                 drop(lane);

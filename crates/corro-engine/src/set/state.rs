@@ -70,6 +70,8 @@ pub(super) struct State {
     /// Of the lane in use.
     pub(super) withdrawal: Withdrawal,
     pub(super) over: Option<Error>,
+    /// Drivers that listen to the neighbours by themselves.
+    pub(super) listeners: usize,
     /// Whether neighbours ring when they say something.
     pub(super) armed: bool,
     /// Whether the watcher will look again by itself.
@@ -95,6 +97,13 @@ pub(super) enum After {
 }
 
 impl State {
+    /// Neighbours need not ring.
+    pub(super) fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed) {
+            self.wires.disarm();
+        }
+    }
+
     /// Whether a tensor of this name is under way.
     pub(super) fn is_under_way(&self, name: &str) -> bool {
         self.entries.contains_key(name) || self.express.as_ref().is_some_and(|(agreed, _)| agreed.name == name)
