@@ -285,7 +285,7 @@ impl ProcessSet {
                 let gear = st.node.gear();
                 self.core.observers.agreed(now, gear, &agreed);
                 for batch in fusion::batches(&agreed, st.fusion) {
-                    let mine = batch.tensors.iter().map(|i| st.entries.contains_key(&agreed[*i].name)).collect();
+                    let mine = batch.tensors.iter().map(|i| st.is_under_way(&agreed[*i].name)).collect();
                     let batch = batch.tensors.iter().map(|i| Arc::clone(&agreed[*i])).collect();
                     st.queue.push_back(Job::Batch(batch, mine, gear));
                 }
