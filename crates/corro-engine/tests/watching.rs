@@ -59,8 +59,9 @@ fn the_timeline_has_horovods_records() {
     assert_eq!(named("ALLREDUCE"), 10);
     assert_eq!(named("CORRO_ALLREDUCE"), 10);
     assert!(named("CYCLE_START") > 0);
-    // In full the first time, by number after that.
-    assert_eq!((named("0"), named("1")), (1, 1));
+    // In full the first time, by number after that. (Rank 1 may be ahead, and ask for the next tensor in time for this file.)
+    assert_eq!(named("0"), 1);
+    assert!((1..=2).contains(&named("1")));
     assert!(first.iter().any(|e| e["args"]["name"] == "x"));
     let count = |phase: &str| first.iter().filter(|e| e["ph"] == phase).count();
     assert_eq!(count("B"), count("E"));
