@@ -35,13 +35,13 @@ const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
 ///         // ... compute something else meanwhile ...
 ///         let sum = ticket.wait()?.output.map(|buffer| buffer.into_vec());
 ///         engine.shutdown();
-///         corro_core::Result::Ok(sum)
+///         Ok::<_, corro_core::Error>(sum)
 ///     })
 /// });
 /// for rank in ranks.collect::<Vec<_>>() {
 ///     assert_eq!(rank.join().unwrap()?, Some(vec![3, 3, 3, 3]));
 /// }
-/// # corro_core::Result::Ok(())
+/// # Ok::<(), corro_core::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Engine(Arc<Handle>);
