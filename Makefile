@@ -67,8 +67,9 @@ versions: wheel ## the same wheel with an old torch, and with Python 3.12 where 
 	scripts/python_test old
 	scripts/python_test 312
 
-deep: ## longer fuzzing, and Miri where a nightly toolchain is installed
+deep: ## longer fuzzing and race checking, and Miri where a nightly toolchain is installed
 	fuzz/run 60
+	CORRO_TEST_SCHEDULES=300000 $(CARGO) test --release -p corro-transport -p corro-engine --test races
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
 		$(CARGO) +nightly miri test -p corro-transport ring; \
 	else echo "make deep: Miri is not installed, left out"; fi

@@ -1,17 +1,25 @@
 //! From "these ranks each submitted some named tensors, in any order" to collectives that all ranks run alike.
 //!
-//! So far the pure decisions: what a request is, whether the requests of all ranks belong together, when they may run,
-//! and which of them run as one. The engine's threads, its agreement and its tickets are built on these.
+//! Programs use [`Engine`]: they hand it a [`Submission`] and get a [`Ticket`]. Two halves: pure decisions, which the
+//! simulator runs by the thousand, and the threads and connections that carry them out. `docs/design/engine.md` and
+//! `docs/design/agreement.md` say how they work and why.
 //!
-//! | module | decides |
+//! | pure | decides |
 //! | --- | --- |
-//! | [`request`] | what a rank asks for |
-//! | [`matching`] | whether all ranks ask for the same, and if not, who differs and how |
+//! | [`request`], [`matching`] | what a rank asks for; whether all ask for the same, and if not, who differs and how |
 //! | [`coordinator`] | when a tensor may run, who is missing |
+//! | [`node`], [`message`], [`tree`], [`cache`], [`plan`] | what one member says to its neighbours, and what runs, in three gears |
 //! | [`fusion`] | which tensors run as one collective |
-//! | [`timeline`] | what is written about a tensor's life, in Horovod's format |
-//! | [`gaussian`] | where autotuning looks next |
-//! | [`recorder`] | nothing: it remembers the last operations |
+//! | [`autotune`], [`gaussian`] | which settings to try next |
+//! | [`clock`] | how far two clocks are apart |
+//! | [`simulator`] | nothing: it plays many nodes against each other, by seed |
+//!
+//! | with I/O | does |
+//! | --- | --- |
+//! | `engine`, `core`, `submission`, `ticket` | what programs see; what all process sets share; how it ends |
+//! | `set` (`state`, `driving`, `lane`) | one process set at work: its lock, who does its work, running collectives |
+//! | `wires`, `executor` | messages to the neighbours; a batch on a group |
+//! | [`timeline`], [`trace`], [`metrics`], [`recorder`], `observers` | what is written down about a job |
 
 #![forbid(unsafe_code)]
 
