@@ -52,7 +52,17 @@ impl Group {
     /// These ranks (ascending, this one among them). All of them must call this with the same number, which must not be
     /// in use by another group.
     pub fn open(fabric: &Arc<Fabric>, id: GroupId, members: &[Rank]) -> Result<Self> {
-        let channel = fabric.open(id, members)?;
+        Self::open_withdrawable(fabric, id, members, Withdrawal::default())
+    }
+
+    /// As [`Group::open`], with the mark that [`Group::withdrawal`] will give: it calls off the opening, too.
+    pub fn open_withdrawable(
+        fabric: &Arc<Fabric>,
+        id: GroupId,
+        members: &[Rank],
+        withdrawal: Withdrawal,
+    ) -> Result<Self> {
+        let channel = fabric.open_withdrawable(id, members, withdrawal)?;
         let links = &channel.links;
         let hosts = links.hosts();
         let topology = match hosts.len() {

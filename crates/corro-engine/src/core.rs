@@ -147,6 +147,10 @@ impl Core {
             return;
         }
         *lock(&self.over) = Some(error.clone());
+        // After an orderly shutdown what was agreed on before still runs, and may have to be opened first.
+        if !matches!(error, Error::Shutdown(_)) {
+            self.fabric.give_up(error.clone());
+        }
         if !matches!(error, Error::Shutdown(text) if !text.contains("Missing ranks")) {
             self.warn(&format!("the job ends: {error}"));
         }

@@ -14,8 +14,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use corro_collectives::Group;
 use corro_core::{Error, GroupId, Rank, Result};
+use corro_transport::Withdrawal;
 use rustix::event::{EventfdFlags, eventfd};
 use smallvec::SmallVec;
 
@@ -69,7 +69,7 @@ impl ProcessSet {
         let me = members.binary_search(&fabric.rank()).map_err(|_| Error::Bug("a set without this rank".into()))?;
         let neighbours = neighbours(&hosts(core, &members), FAN_OUT, me);
         let wires = Wires::open(fabric, group_id(serial, 0), &members, &neighbours)?;
-        let group = Group::open(fabric, group_id(serial, 1), &members)?;
+        let withdrawal = Withdrawal::default();
         let node = Node::new(fabric.rank(), members.clone(), neighbours, core.options.rules());
         let watched = wires.watched()?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -83,7 +83,7 @@ impl ProcessSet {
             fusion: core.options.rules().fusion,
             joins: Vec::new(),
             doomed: Vec::new(),
-            withdrawal: group.withdrawal(),
+            withdrawal: withdrawal.clone(),
             over: None,
             listeners: 0,
             armed: false,
@@ -101,16 +101,36 @@ impl ProcessSet {
             serial,
             core: Arc::clone(core),
             state: Mutex::new(state),
-            lane: Mutex::new(Some(Lane { group, generation: 0 })),
+            lane: Mutex::new(None),
             drivers: AtomicUsize::new(0),
             may_have_job: AtomicBool::new(false),
             work: Condvar::new(),
             bell,
             threads: Mutex::new(Vec::new()),
         });
+        // From here on the set hears of deaths, also while it waits for its members to open the lane.
         set.start("watcher", move |set| set.watch(&watched))?;
-        set.start("runner", |set| set.run_jobs())?;
-        Ok(set)
+        match set.open_lane(0, withdrawal).and_then(|()| set.start("runner", |set| set.run_jobs())) {
+            Ok(()) => Ok(set),
+            Err(error) => Err(set.stillborn(error)),
+        }
+    }
+
+    /// The set could not be opened: ends it, and gives the reason that all members come to.
+    fn stillborn(&self, error: Error) -> Error {
+        let global = self.id == crate::submission::GLOBAL;
+        if global {
+            // The others wait for this rank.
+            self.fail(error.clone());
+            let until = Instant::now() + CLOSING_TIME;
+            while !self.is_over() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let why = lock(&self.state).over.clone().or_else(|| self.core.over()).unwrap_or(error);
+        self.close(why.clone());
+        self.stop(global);
+        why
     }
 
     fn start(self: &Arc<Self>, name: &str, act: impl FnOnce(&Arc<Self>) + Send + 'static) -> Result<()> {
@@ -415,8 +435,11 @@ impl ProcessSet {
         while threads.iter().any(|t| !t.is_finished()) && Instant::now() < until {
             std::thread::sleep(Duration::from_micros(200));
         }
-        // Whatever still runs waits for somebody who does not come.
+        // Whatever still runs, or is being opened, waits for somebody who does not come.
         self.with_state(|st| st.withdrawal.set());
+        if self.id == crate::submission::GLOBAL {
+            self.core.fabric.give_up(Error::Shutdown("Horovod has been shut down".into()));
+        }
         for thread in threads {
             let _ = thread.join();
         }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::cores;
 use crate::link::Link;
 use crate::mem::Hub;
+use crate::patience::{GivenUp, Patience};
 use crate::secret::Secret;
 use crate::shm::meet::{Invitation, Seats, meet};
 use crate::shm::segment::Sizes;
@@ -118,6 +119,7 @@ pub struct Fabric {
     settings: Settings,
     may_spin: bool,
     reach: Reach,
+    given_up: GivenUp,
 }
 
 /// What lies between ranks.
@@ -178,7 +180,15 @@ impl Fabric {
         // All ranks of the host count, not only those of one group.
         let here = cards.iter().filter(|c| c.locality == cards[rank].locality).count();
         let may_spin = may_spin(&settings, here);
-        Ok(Arc::new(Self { rank, hosts: host_names(&cards), cards, settings, may_spin, reach }))
+        Ok(Arc::new(Self {
+            rank,
+            hosts: host_names(&cards),
+            cards,
+            settings,
+            may_spin,
+            reach,
+            given_up: GivenUp::default(),
+        }))
     }
 
     /// Fabrics for threads of this process: `hosts[r]` is the (simulated) host of rank `r`.
@@ -193,7 +203,8 @@ impl Fabric {
                 let reach = Reach::Threads(Arc::clone(&hub));
                 let may_spin = may_spin(settings, hosts.len());
                 let (hosts, cards) = (host_names(&cards), cards.clone());
-                Arc::new(Self { rank, hosts, cards, settings: settings.clone(), may_spin, reach })
+                let (settings, given_up) = (settings.clone(), GivenUp::default());
+                Arc::new(Self { rank, hosts, cards, settings, may_spin, reach, given_up })
             })
             .collect()
     }
@@ -218,10 +229,26 @@ impl Fabric {
         &self.settings
     }
 
+    /// Nothing more will come of this job, for this reason: whoever waits for ranks to connect stops with this error within
+    /// moments, and so does whoever begins to. Channels that are open stay so. The first reason counts.
+    pub fn give_up(&self, reason: Error) {
+        self.given_up.set(reason);
+    }
+
     /// Opens a channel for `members` (ascending ranks, this one among them). All of them must do so, and the number
     /// must be theirs alone.
     pub fn open(self: &Arc<Self>, id: GroupId, members: &[Rank]) -> Result<Channel> {
-        self.channel(id, members, |ranks| Sizes::for_team(ranks, self.settings.area))
+        self.open_withdrawable(id, members, Withdrawal::default())
+    }
+
+    /// As [`Fabric::open`], with a mark by which another thread ends waiting on the channel: for it to open, too.
+    pub fn open_withdrawable(
+        self: &Arc<Self>,
+        id: GroupId,
+        members: &[Rank],
+        withdrawal: Withdrawal,
+    ) -> Result<Channel> {
+        self.channel(id, members, |ranks| Sizes::for_team(ranks, self.settings.area), withdrawal)
     }
 
     /// As [`Fabric::open`], but for plain byte streams to some of the members, by their places in `members`: for control
@@ -233,12 +260,18 @@ impl Fabric {
         to: impl IntoIterator<Item = usize>,
     ) -> Result<Wires> {
         let sizes = |ranks| Sizes { slot: MEETING_SLOT, workspace: 0, ..Sizes::for_team(ranks, 0) };
-        let Channel { team, links } = self.channel(id, members, sizes)?;
+        let Channel { team, links } = self.channel(id, members, sizes, Withdrawal::default())?;
         let streams = to.into_iter().map(|member| links.first_stream(member)).collect::<Result<_>>()?;
         Ok(Wires { streams, _team: team })
     }
 
-    fn channel(self: &Arc<Self>, id: GroupId, members: &[Rank], sizes: impl FnOnce(usize) -> Sizes) -> Result<Channel> {
+    fn channel(
+        self: &Arc<Self>,
+        id: GroupId,
+        members: &[Rank],
+        sizes: impl FnOnce(usize) -> Sizes,
+        withdrawal: Withdrawal,
+    ) -> Result<Channel> {
         let me = members
             .iter()
             .position(|r| *r == self.rank)
@@ -258,9 +291,10 @@ impl Fabric {
             here: None,
             elsewhere: None,
             open: members.iter().map(|_| None).collect(),
-            withdrawal: Withdrawal::default(),
+            withdrawal,
         };
-        let team = links.meet(sizes)?;
+        let withdrawal = links.withdrawal.clone();
+        let team = self.given_up.while_opening(&withdrawal, || links.meet(sizes))?;
         Ok(Channel { team, links })
     }
 }
@@ -371,14 +405,13 @@ impl Links {
     fn meet(&mut self, sizes: impl FnOnce(usize) -> Sizes) -> Result<Option<Team>> {
         let ranks: Vec<Rank> = self.local.iter().map(|m| self.members[*m]).collect();
         let me = self.local.iter().position(|m| *m == self.me).unwrap_or(0);
-        let settings = &self.fabric.settings;
-        let deadline = Deadline::after(settings.connect_timeout);
+        let patience = self.patience();
         if ranks.len() > 1 {
             let sizes = sizes(ranks.len());
             self.here = Some(match &self.fabric.reach {
-                Reach::Threads(hub) => hub.meet(self.id, &ranks, sizes, deadline)?,
+                Reach::Threads(hub) => hub.meet(self.id, &ranks, sizes, &patience)?,
                 Reach::Processes { job, token, .. } => {
-                    meet(&Invitation { job, token, group: self.id, local: &ranks, me, sizes }, deadline)?
+                    meet(&Invitation { job, token, group: self.id, local: &ranks, me, sizes }, &patience)?
                 }
             });
         }
@@ -386,7 +419,7 @@ impl Links {
             && ranks.len() < self.members.len()
         {
             let sizes = Sizes { slot: 0, workspace: 0, ..Sizes::for_team(self.members.len(), 0) };
-            self.elsewhere = Some(hub.meet(self.id, &self.members, sizes, deadline)?);
+            self.elsewhere = Some(hub.meet(self.id, &self.members, sizes, &patience)?);
         }
         let Some(seats) = &self.here else { return Ok(None) };
         let members = ranks.iter().enumerate().map(|(seat, rank)| self.member(*rank, seats, seat)).collect();
@@ -395,6 +428,12 @@ impl Links {
         let mut team = Team::new(segment, members, me, self.fabric.may_spin, hosts, self.withdrawal.clone());
         team.try_peeking(self.fabric.settings.connect_timeout)?;
         Ok(Some(team))
+    }
+
+    /// How long the others may take to come.
+    fn patience(&self) -> Patience {
+        let fabric = &self.fabric;
+        Patience::new(fabric.settings.connect_timeout, &self.withdrawal, &fabric.given_up)
     }
 
     fn member(&self, rank: Rank, seats: &Seats, seat: usize) -> Member {
@@ -439,14 +478,13 @@ impl Links {
             return Err(Error::Bug("threads have no network".into()));
         };
         let peer = PeerAddress { rank, host: card.host.clone(), addresses: card.addresses.clone() };
-        let settings = &self.fabric.settings;
-        let deadline = Deadline::after(settings.connect_timeout);
+        let patience = self.patience();
         // The higher rank dials. Dialling never waits for the other's program, only for its listener, and accepting
         // waits only for higher ranks: so no circle of ranks can wait for each other.
         if self.fabric.rank > rank {
-            endpoint.connect(&peer, self.id, streams, deadline)
+            endpoint.connect(&peer, self.id, streams, patience)
         } else {
-            endpoint.accept(&peer, self.id, streams, deadline)
+            endpoint.accept(&peer, self.id, streams, patience)
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | `stream` | the one word all transports speak |
 //! | `place` | how a process learns its place in the job |
 //! | `mem` | ranks as threads |
+//! | `patience`, `withdrawal` | how waiting ends before its time |
 //! | `shm` | ranks as processes of one host |
 //! | [`tcp`] | ranks on different hosts; with `tls` |
 //! | `handshake`, [`secret`] | how both ends of a connection prove that they belong to the job |
@@ -21,6 +22,7 @@ pub mod cores;
 mod fabric;
 mod link;
 mod mem;
+mod patience;
 mod place;
 mod primitive;
 mod ring;
@@ -38,6 +40,7 @@ mod tls;
 
 pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Settings, Wires};
 pub use link::{Incoming, Link, Outgoing};
+pub use patience::Patience;
 pub use place::Place;
 pub use shm::team::{Member, Source, Span, Target, Team};
 pub use stream::{Broken, Stream};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use corro_collectives::Group;
 use corro_core::{Error, Result};
+use corro_transport::Withdrawal;
 use smallvec::{SmallVec, smallvec};
 
 use super::state::{After, Batch, Entry, Running, State};
@@ -117,7 +118,8 @@ impl ProcessSet {
             Running::Renew => {
                 let result = self.renew(lane);
                 return self.with_state(|st| {
-                    st.after.extend(result.err().map(After::Failed));
+                    // Called off: then the job is over, and all know why.
+                    st.after.extend(result.err().filter(|e| *e != Error::Withdrawn).map(After::Failed));
                     self.next_job(st, self.core.now())
                 });
             }
@@ -207,17 +209,31 @@ impl ProcessSet {
     /// Replaces the lane. The old one is kept until all members have finished what they had begun there.
     fn renew(&self, lane: &mut Option<Lane>) -> Result<()> {
         let Some(old) = lane.take() else { return Ok(()) };
-        let generation = old.generation + 1;
-        let mut group = Group::open(&self.core.fabric, group_id(self.serial, 1 + generation), &self.members)?;
-        group.barrier()?;
+        let withdrawal = Withdrawal::default();
+        // Known before anything waits for it: who is to be waited for may be lost at any moment.
         self.with_state(|st| {
-            st.withdrawal = group.withdrawal();
-            if st.over.is_some() {
-                st.withdrawal.set();
+            if st.is_called_off() {
+                withdrawal.set();
             }
+            st.withdrawal = withdrawal.clone();
         });
-        *lane = Some(Lane { group, generation });
+        let mut new = self.opened(old.generation + 1, withdrawal)?;
+        new.group.barrier()?;
+        *lane = Some(new);
         Ok(())
+    }
+
+    /// Opens the lane, for the first time.
+    pub(super) fn open_lane(&self, generation: u64, withdrawal: Withdrawal) -> Result<()> {
+        let opened = self.opened(generation, withdrawal)?;
+        *lock(&self.lane) = Some(opened);
+        Ok(())
+    }
+
+    fn opened(&self, generation: u64, withdrawal: Withdrawal) -> Result<Lane> {
+        let id = group_id(self.serial, 1 + generation);
+        let group = Group::open_withdrawable(&self.core.fabric, id, &self.members, withdrawal)?;
+        Ok(Lane { group, generation })
     }
 
     /// The runner: runs jobs when nobody else does.

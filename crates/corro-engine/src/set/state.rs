@@ -138,6 +138,12 @@ impl State {
         }
     }
 
+    /// Whether nothing is to be waited for any more. (After an orderly shutdown what was agreed on before still runs.)
+    pub(super) fn is_called_off(&self) -> bool {
+        let failed = self.over.as_ref().is_some_and(|error| !matches!(error, Error::Shutdown(_)));
+        failed || self.closing.is_some_and(|until| Instant::now() >= until)
+    }
+
     pub(super) fn may_close(&self, until: Instant) -> bool {
         (self.node.may_close() && self.wires.is_flushed()) || Instant::now() >= until
     }

@@ -4,6 +4,9 @@
 //! The others come there, each with its doorbell and a descriptor by which its exit can be seen, and get the memory
 //! and everyone's descriptors in return. Nothing appears in a file system, so nothing can be left behind.
 //!
+//! Nobody waits for the dead: each side sees when the other's end of the socket closes, and who gives up says so first, and
+//! because of whom.
+//!
 //! Who may come: processes of the same user (the kernel vouches for that) that know the job's token (derived from the
 //! job's secret, so that jobs of one user can't be confused).
 
@@ -15,7 +18,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use corro_core::{Deadline, Error, GroupId, Rank, Result};
+use corro_core::{Error, GroupId, Rank, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -24,9 +27,13 @@ use rustix::net::{
 
 use super::segment::{Segment, Sizes};
 use super::stream::Doorbells;
+use crate::patience::Patience;
 
 /// How long one visitor may take to say who it is.
 const VISIT: Duration = Duration::from_secs(5);
+
+/// In place of the token: the host gives up because of the rank in the next four bytes.
+const GIVES_UP: &[u8; 12] = b"meeting over";
 
 /// What every member holds after the meeting.
 pub(crate) struct Seats {
@@ -51,10 +58,10 @@ pub(crate) struct Invitation<'a> {
 }
 
 /// Meets the other local members.
-pub(crate) fn meet(invitation: &Invitation<'_>, deadline: Deadline) -> Result<Seats> {
+pub(crate) fn meet(invitation: &Invitation<'_>, patience: &Patience) -> Result<Seats> {
     let name = socket_name(invitation);
     let address = SocketAddr::from_abstract_name(&name).map_err(|e| Error::io("naming a Unix socket", e))?;
-    if invitation.me == 0 { host(invitation, &address, deadline) } else { visit(invitation, &address, deadline) }
+    if invitation.me == 0 { host(invitation, &address, patience) } else { visit(invitation, &address, patience) }
 }
 
 /// A doorbell: a counter that can be slept on.
@@ -88,27 +95,14 @@ fn socket_name(invitation: &Invitation<'_>) -> String {
 }
 
 /// The first member's side.
-fn host(invitation: &Invitation<'_>, address: &SocketAddr, deadline: Deadline) -> Result<Seats> {
-    let members = invitation.local.len();
+fn host(invitation: &Invitation<'_>, address: &SocketAddr, patience: &Patience) -> Result<Seats> {
     let listener = UnixListener::bind_addr(address).map_err(|e| Error::io(format!("binding {address:?}"), e))?;
     listener.set_nonblocking(true).map_err(|e| Error::io("configuring a Unix socket", e))?;
     let (segment, memory) = Segment::create(invitation.sizes)?;
-    let mut visitors: Vec<Option<(UnixStream, OwnedFd, Option<OwnedFd>)>> = (0..members).map(|_| None).collect();
-    loop {
-        let missing: Vec<Rank> = (1..members).filter(|m| visitors[*m].is_none()).map(|m| invitation.local[m]).collect();
-        let Some(first) = missing.first() else { break };
-        let Some(stream) = next_visitor(&listener, &deadline)? else {
-            let cause = format!(
-                "of the ranks on this host, {missing:?} did not come to share memory within {} s \
-                 (CORRO_CONNECT_TIMEOUT sets this limit)",
-                deadline.granted().as_secs_f64()
-            );
-            return Err(Error::peer_lost(*first, "this host", cause));
-        };
-        match welcome(invitation, &stream) {
-            Ok((member, doorbell, exit)) => visitors[member] = Some((stream, doorbell, exit)),
-            Err(reason) => tracing::warn!("turned away a process at the shared-memory meeting: {reason}"),
-        }
+    let mut visitors: Vec<Option<Visitor>> = (0..invitation.local.len()).map(|_| None).collect();
+    if let Err(error) = receive_all(invitation, &listener, &mut visitors, patience) {
+        give_up(&visitors, &error);
+        return Err(error);
     }
     let mut doorbells = vec![doorbell()?];
     let mut exits = vec![own_exit()];
@@ -126,21 +120,77 @@ fn host(invitation: &Invitation<'_>, address: &SocketAddr, deadline: Deadline) -
     Ok(Seats { segment: Arc::new(segment), doorbells: Arc::new(doorbells), exits })
 }
 
-/// The next connection, or `None` when the time is over.
-fn next_visitor(listener: &UnixListener, deadline: &Deadline) -> Result<Option<UnixStream>> {
+/// One who has come: its connection, its doorbell, its exit.
+type Visitor = (UnixStream, OwnedFd, Option<OwnedFd>);
+
+/// Waits until all others are there.
+fn receive_all(
+    invitation: &Invitation<'_>,
+    listener: &UnixListener,
+    visitors: &mut [Option<Visitor>],
+    patience: &Patience,
+) -> Result<()> {
     loop {
+        let missing: Vec<Rank> =
+            (1..visitors.len()).filter(|m| visitors[*m].is_none()).map(|m| invitation.local[m]).collect();
+        let Some(first) = missing.first() else { return Ok(()) };
         match listener.accept() {
-            Ok((stream, _)) => return Ok(Some(stream)),
+            Ok((stream, _)) => {
+                match welcome(invitation, &stream) {
+                    Ok((member, doorbell, exit)) => visitors[member] = Some((stream, doorbell, exit)),
+                    Err(reason) => tracing::warn!("turned away a process at the shared-memory meeting: {reason}"),
+                }
+                continue;
+            }
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(e) => return Err(Error::io("accepting a local rank", e)),
         }
-        if deadline.passed() {
-            return Ok(None);
+        patience.check()?;
+        if patience.is_over() {
+            let cause = format!(
+                "of the ranks on this host, {missing:?} did not come to share memory within {} s \
+                 (CORRO_CONNECT_TIMEOUT sets this limit)",
+                patience.deadline().granted().as_secs_f64()
+            );
+            return Err(Error::peer_lost(*first, "this host", cause));
         }
-        let nap = deadline.left().unwrap_or(VISIT).min(VISIT);
-        let nap = Timespec { tv_sec: nap.as_secs() as i64, tv_nsec: i64::from(nap.subsec_nanos()) };
-        let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&nap));
+        if let Some(member) = wait_for_visitors(listener, visitors, patience.nap()) {
+            let cause = "its process has exited while the ranks of this host met";
+            return Err(Error::peer_lost(invitation.local[member], "this host", cause));
+        }
+    }
+}
+
+/// Sleeps until somebody comes. Gives a visitor that has died meanwhile; one that gave up says so, and is missing again.
+fn wait_for_visitors(listener: &UnixListener, visitors: &mut [Option<Visitor>], nap: Duration) -> Option<usize> {
+    let here: Vec<usize> = (0..visitors.len()).filter(|m| visitors[*m].is_some()).collect();
+    let streams =
+        here.iter().filter_map(|m| visitors[*m].as_ref()).map(|(stream, ..)| PollFd::new(stream, PollFlags::IN));
+    let mut fds: Vec<PollFd<'_>> = std::iter::once(PollFd::new(listener, PollFlags::IN)).chain(streams).collect();
+    let nap = Timespec { tv_sec: nap.as_secs() as i64, tv_nsec: i64::from(nap.subsec_nanos()) };
+    let _ = poll(&mut fds, Some(&nap));
+    let stirred: Vec<bool> = fds.iter().skip(1).map(|fd| !fd.revents().is_empty()).collect();
+    drop(fds);
+    for (member, _) in here.into_iter().zip(stirred).filter(|(_, stirred)| *stirred) {
+        let said = visitors[member].as_ref().map(|(stream, ..)| receive(stream, &mut [0u8; 1]));
+        visitors[member] = None;
+        if matches!(said, Some(Err(_))) {
+            return Some(member);
+        }
+    }
+    None
+}
+
+/// Tells those who have come that the meeting is over, and because of whom.
+fn give_up(visitors: &[Option<Visitor>], error: &Error) {
+    let Error::PeerLost { rank, .. } = error else { return };
+    let mut word = [0u8; 32];
+    word[..12].copy_from_slice(GIVES_UP);
+    word[12..16].copy_from_slice(&u32::try_from(*rank).unwrap_or(u32::MAX).to_le_bytes());
+    for (stream, ..) in visitors.iter().flatten() {
+        // Who has died, or whose buffer is full, learns it when the connection closes.
+        let _ = send(stream, &word, &[]);
     }
 }
 
@@ -181,37 +231,43 @@ fn hand_over(
 }
 
 /// The side of all other members.
-fn visit(invitation: &Invitation<'_>, address: &SocketAddr, deadline: Deadline) -> Result<Seats> {
+fn visit(invitation: &Invitation<'_>, address: &SocketAddr, patience: &Patience) -> Result<Seats> {
     let host = invitation.local[0];
     let lost = |cause: String| Error::peer_lost(host, "this host", cause);
     let stream = loop {
         match UnixStream::connect_addr(address) {
             Ok(stream) => break stream,
             // Not there yet, or its queue is full: both pass.
-            Err(e) if deadline.passed() => {
+            Err(e) if patience.is_over() => {
+                patience.check()?;
                 return Err(lost(format!(
                     "it did not open the shared-memory meeting within {} s ({e}; CORRO_CONNECT_TIMEOUT sets this limit)",
-                    deadline.granted().as_secs_f64()
+                    patience.deadline().granted().as_secs_f64()
                 )));
             }
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     };
     same_user(&stream).map_err(lost)?;
-    // The host answers once everyone is there.
-    let patience = deadline.left().map(|left| left.max(Duration::from_millis(1)));
-    stream.set_read_timeout(patience).map_err(|e| Error::io("configuring a Unix socket", e))?;
+    stream.set_read_timeout(Some(VISIT)).map_err(|e| Error::io("configuring a Unix socket", e))?;
     let mut hello = invitation.token.to_vec();
     hello.extend((invitation.me as u32).to_le_bytes());
     let own_doorbell = doorbell()?;
     let exit = own_exit();
     let fds: Vec<BorrowedFd<'_>> = std::iter::once(own_doorbell.as_fd()).chain(exit.iter().map(AsFd::as_fd)).collect();
     send(&stream, &hello, &fds).map_err(lost)?;
-
-    let mut token = [0u8; 32];
-    let memory = receive(&stream, &mut token).map_err(|e| {
+    // The host answers once everyone is there.
+    wait_for_host(&stream, patience).inspect_err(|_| drop(send(&stream, &[0], &[])))?.map_err(|e| {
         lost(format!("it did not hand over shared memory, perhaps because another local rank is missing ({e})"))
     })?;
+
+    let mut token = [0u8; 32];
+    let memory = receive(&stream, &mut token).map_err(|e| lost(format!("it did not hand over shared memory ({e})")))?;
+    if token[..12] == *GIVES_UP {
+        let culprit = u32::from_le_bytes([token[12], token[13], token[14], token[15]]) as usize;
+        let cause = format!("rank {host} waited for it in vain to share memory, or saw it exit");
+        return Err(Error::peer_lost(culprit, "this host", cause));
+    }
     if token != *invitation.token {
         return Err(lost("the process at the shared-memory meeting belongs to another job".into()));
     }
@@ -224,6 +280,21 @@ fn visit(invitation: &Invitation<'_>, address: &SocketAddr, deadline: Deadline) 
         exits.push(fds.next());
     }
     Ok(Seats { segment: Arc::new(segment), doorbells: Arc::new(doorbells), exits })
+}
+
+/// Waits until the host says something. An error if it was called off; inside, if the time is over.
+fn wait_for_host(stream: &UnixStream, patience: &Patience) -> Result<Result<(), String>> {
+    loop {
+        let nap = patience.nap();
+        let nap = Timespec { tv_sec: nap.as_secs() as i64, tv_nsec: i64::from(nap.subsec_nanos()) };
+        if matches!(poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&nap)), Ok(1)) {
+            return Ok(Ok(()));
+        }
+        patience.check()?;
+        if patience.is_over() {
+            return Ok(Err("no answer in time".into()));
+        }
+    }
 }
 
 /// The other end must be a process of the same user.
@@ -288,12 +359,20 @@ fn receive(stream: &UnixStream, bytes: &mut [u8]) -> Result<Descriptors, String>
 mod tests {
     use std::sync::atomic::Ordering;
 
+    use corro_core::Deadline;
+
     use super::super::segment::Word;
     use super::*;
+    use crate::patience::GivenUp;
+    use crate::withdrawal::Withdrawal;
 
     fn invitation<'a>(job: &'a [u8; 16], token: &'a [u8; 32], local: &'a [Rank], me: usize) -> Invitation<'a> {
         let sizes = Sizes { members: local.len(), slot: 4096, ring: 4096, area: 4096, workspace: 0 };
         Invitation { job, token, group: GroupId(9), local, me, sizes }
+    }
+
+    fn patience(time: Duration) -> Patience {
+        Deadline::after(time).into()
     }
 
     fn job(n: u8) -> [u8; 16] {
@@ -307,7 +386,7 @@ mod tests {
         let (job, token, local) = (job(1), [2; 32], [4, 6, 9]);
         let seats: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..3)
-                .map(|me| scope.spawn(move || meet(&invitation(&job, &token, &local, me), Deadline::after(VISIT))))
+                .map(|me| scope.spawn(move || meet(&invitation(&job, &token, &local, me), &patience(VISIT))))
                 .collect();
             threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
         });
@@ -319,11 +398,11 @@ mod tests {
     #[test]
     fn a_missing_rank_is_named_in_time() {
         let (job, token, local) = (job(3), [2; 32], [4, 6, 9]);
-        let deadline = Deadline::after(Duration::from_millis(100));
-        let text = meet(&invitation(&job, &token, &local, 0), deadline).err().unwrap().to_string();
+        let short = patience(Duration::from_millis(100));
+        let text = meet(&invitation(&job, &token, &local, 0), &short).err().unwrap().to_string();
         assert!(text.contains("[6, 9]") && text.contains("CORRO_CONNECT_TIMEOUT"), "{text}");
-        let deadline = Deadline::after(Duration::from_millis(100));
-        let text = meet(&invitation(&job, &token, &local, 2), deadline).err().unwrap().to_string();
+        let short = patience(Duration::from_millis(100));
+        let text = meet(&invitation(&job, &token, &local, 2), &short).err().unwrap().to_string();
         assert!(text.contains("rank 4"), "{text}");
     }
 
@@ -331,11 +410,71 @@ mod tests {
     fn strangers_are_turned_away_and_the_meeting_goes_on() {
         let (job, token, local) = (job(4), [2; 32], [0, 1]);
         std::thread::scope(|scope| {
-            let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), Deadline::after(VISIT)));
-            let stranger = meet(&invitation(&job, &[3; 32], &local, 1), Deadline::after(VISIT));
+            let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &patience(VISIT)));
+            let stranger = meet(&invitation(&job, &[3; 32], &local, 1), &patience(VISIT));
             assert!(matches!(stranger, Err(Error::PeerLost { .. })));
-            assert!(meet(&invitation(&job, &token, &local, 1), Deadline::after(VISIT)).is_ok());
+            assert!(meet(&invitation(&job, &token, &local, 1), &patience(VISIT)).is_ok());
             assert!(host.join().unwrap().is_ok());
         });
+    }
+
+    /// Comes and says hello as seat `me`, and nothing else.
+    fn come(invitation: &Invitation<'_>) -> UnixStream {
+        let address = SocketAddr::from_abstract_name(socket_name(invitation)).unwrap();
+        let stream = loop {
+            match UnixStream::connect_addr(&address) {
+                Ok(stream) => break stream,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let hello = [invitation.token.as_slice(), &(invitation.me as u32).to_le_bytes()].concat();
+        send(&stream, &hello, &[doorbell().unwrap().as_fd()]).unwrap();
+        stream
+    }
+
+    #[test]
+    fn a_visitor_that_dies_ends_the_meeting_at_once() {
+        let (job, token, local) = (job(5), [2; 32], [4, 6, 9, 11]);
+        std::thread::scope(|scope| {
+            let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &Deadline::never().into()));
+            let waits = come(&invitation(&job, &token, &local, 1));
+            drop(come(&invitation(&job, &token, &local, 2)));
+            assert!(matches!(host.join().unwrap(), Err(Error::PeerLost { rank: 9, .. })));
+            let mut word = [0; 32];
+            receive(&waits, &mut word).unwrap();
+            assert!(word.starts_with(GIVES_UP) && word[12] == 9, "the others are told: {word:?}");
+        });
+    }
+
+    #[test]
+    fn a_visitor_hears_because_of_whom_the_meeting_is_over() {
+        let (job, token, local) = (job(7), [2; 32], [4, 6, 9]);
+        let invitation = invitation(&job, &token, &local, 1);
+        let listener =
+            UnixListener::bind_addr(&SocketAddr::from_abstract_name(socket_name(&invitation)).unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            let visitor = scope.spawn(|| meet(&invitation, &Deadline::never().into()));
+            let (stream, _) = listener.accept().unwrap();
+            let (_, doorbell, exit) = welcome(&invitation, &stream).unwrap();
+            give_up(&[None, Some((stream, doorbell, exit))], &Error::peer_lost(9, "here", "it is gone"));
+            assert!(matches!(visitor.join().unwrap(), Err(Error::PeerLost { rank: 9, .. })));
+        });
+    }
+
+    #[test]
+    fn a_meeting_can_be_called_off_by_either_side() {
+        let (job, token, local) = (job(6), [2; 32], [0, 1, 2]);
+        for me in 0..3 {
+            let (withdrawal, given_up) = (Withdrawal::default(), GivenUp::default());
+            let patience = Patience::new(Duration::ZERO, &withdrawal, &given_up);
+            std::thread::scope(|scope| {
+                let host = (me == 2).then(|| scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &patience)));
+                let waits = scope.spawn(|| meet(&invitation(&job, &token, &local, me), &patience));
+                std::thread::sleep(Duration::from_millis(20));
+                withdrawal.set();
+                assert_eq!(waits.join().unwrap().err(), Some(Error::Withdrawn), "member {me}");
+                assert!(host.is_none_or(|h| h.join().unwrap().err() == Some(Error::Withdrawn)));
+            });
+        }
     }
 }

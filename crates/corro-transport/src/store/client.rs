@@ -16,7 +16,7 @@ use super::{FRAME_EXTRA, MAX_KEYS, MAX_VALUE_BYTES};
 use crate::handshake::Purpose;
 use crate::secret::Secret;
 use crate::stream::{Broken, Stream};
-use crate::tcp::dial::{self, Dialer, Tried};
+use crate::tcp::dial::{self, Dialer, Failure, Tried};
 use crate::tcp::socket::wait;
 use crate::tls::TlsIdentity;
 
@@ -42,11 +42,11 @@ impl Client {
         let dialer = Dialer { secret: Arc::new(secret.clone()), tls };
         loop {
             let proven = dialer
-                .race(addresses, Purpose::Store, false, deadline)
+                .race(addresses, Purpose::Store, false, &deadline.into())
                 .map_err(|tried| unreachable(&tried, deadline))?;
             let Some(first) = proven.into_iter().next() else { continue };
             let address = first.address;
-            match first.complete(deadline) {
+            match first.complete(&deadline.into()) {
                 Ok(socket) => {
                     tracing::debug!(%address, "connected to the rendezvous store");
                     let stream = socket.into_stream();
@@ -276,7 +276,7 @@ fn unreachable(tried: &[Tried], deadline: Deadline) -> Error {
          more time",
         dial::within(deadline)
     );
-    if tried.iter().any(|t| t.impostor) {
+    if tried.iter().any(|t| t.failure == Failure::Impostor) {
         return Error::Unauthenticated(format!("connecting to the rendezvous store: {how}"));
     }
     Error::io("connecting to the rendezvous store", how)

@@ -1,7 +1,7 @@
 //! Reaching a peer that may have many addresses, some of which lead nowhere or to somebody else.
 //!
 //! All addresses are tried in parallel, a little apart; the first behind which a process *proves* that it belongs to
-//! the job wins. Owns the attempts while they run; holds nothing between calls. Waits with a deadline only.
+//! the job wins. Owns the attempts while they run; holds nothing between calls. Waits only as long as its caller's patience lasts.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::socket::{PumpError, Socket, wait};
 use crate::handshake::{Client, Purpose, Side};
+use crate::patience::Patience;
 use crate::secret::Secret;
 use crate::tls::TlsIdentity;
 
@@ -22,6 +23,8 @@ const STAGGER: Duration = Duration::from_millis(75);
 const GRACE: Duration = Duration::from_millis(50);
 /// How long one attempt may take until the server has proven itself.
 const ATTEMPT_TIME: Duration = Duration::from_secs(5);
+/// For how long nothing must listen at any of a rank's addresses until that rank counts as gone.
+const EXITED: Duration = Duration::from_secs(1);
 /// Pauses between attempts at the same address, doubling from the first to the second.
 const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
@@ -37,8 +40,17 @@ pub(crate) struct Dialer {
 pub(crate) struct Tried {
     pub(crate) address: SocketAddr,
     pub(crate) reason: String,
-    /// Somebody else answers there: trying again won't help.
-    pub(crate) impostor: bool,
+    pub(crate) failure: Failure,
+}
+
+/// Whether trying again may help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    MayPass,
+    /// The host answers, and has no such port open.
+    NothingListens,
+    /// Somebody else answers there.
+    Impostor,
 }
 
 /// A connection whose server has proven itself and waits for our proof. Withdraws when dropped.
@@ -76,7 +88,7 @@ impl Dialer {
         addresses: &[SocketAddr],
         purpose: Purpose,
         wide: bool,
-        deadline: Deadline,
+        patience: &Patience,
     ) -> Result<Vec<Verified>, Vec<Tried>> {
         let begin = Instant::now();
         let stagger = if wide { Duration::ZERO } else { STAGGER };
@@ -107,14 +119,20 @@ impl Dialer {
                     return Ok(lanes.into_iter().filter_map(|l| l.verified).collect());
                 }
             }
-            let hopeless = lanes.iter().all(|l| l.failure.as_ref().is_some_and(|f| f.impostor));
-            if deadline.passed() || hopeless {
+            let all = |hopeless: &[Failure]| {
+                lanes.iter().all(|l| l.failure.as_ref().is_some_and(|f| hopeless.contains(&f.failure)))
+            };
+            // A rank publishes its addresses once it listens there; whoever does so no more has exited.
+            let exited = matches!(purpose, Purpose::Link { .. })
+                && now >= begin + EXITED
+                && all(&[Failure::NothingListens, Failure::Impostor]);
+            let hopeless = exited || all(&[Failure::Impostor]);
+            if patience.is_over() || hopeless {
                 return Err(lanes.into_iter().map(Lane::into_tried).collect());
             }
             let until = lanes.iter().filter_map(Lane::next_moment).chain(first_proven.map(|f| f + GRACE)).min();
-            let pause = until.map(|at| at.saturating_duration_since(now));
-            let pause = [pause, deadline.left()].into_iter().flatten().min();
-            self.step(&mut lanes, purpose, pause);
+            let pause = until.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
+            self.step(&mut lanes, purpose, pause.min(patience.nap()));
         }
     }
 
@@ -125,20 +143,20 @@ impl Dialer {
             }
             match begin_connect(lanes[i].address) {
                 Ok(socket) => lanes[i].attempt = Some(Attempt { stage: Stage::Connecting(socket), since: now }),
-                Err(e) => fail(lanes, i, &connect_words(&e), false),
+                Err(e) => fail(lanes, i, &connect_words(&e), connect_failure(&e)),
             }
         }
     }
 
     /// Sleeps until something happens on a lane, and goes on with those where it did.
-    fn step(&self, lanes: &mut [Lane], purpose: Purpose, pause: Option<Duration>) {
+    fn step(&self, lanes: &mut [Lane], purpose: Purpose, pause: Duration) {
         let running: Vec<usize> = (0..lanes.len()).filter(|i| lanes[*i].attempt.is_some()).collect();
         let mut fds: Vec<PollFd<'_>> = running
             .iter()
             .filter_map(|i| lanes[*i].attempt.as_ref())
             .map(|a| PollFd::from_borrowed_fd(a.fd(), a.interest()))
             .collect();
-        if let Err(e) = wait(&mut fds, pause) {
+        if let Err(e) = wait(&mut fds, Some(pause)) {
             // Out of memory, most likely: let others breathe, and try again until the deadline.
             tracing::warn!(error = %e, "dialling");
             std::thread::sleep(RETRY.0);
@@ -153,30 +171,33 @@ impl Dialer {
             match self.advance(attempt, lanes[lane].address, purpose) {
                 Ok(Progress::Waits(attempt)) => lanes[lane].attempt = Some(attempt),
                 Ok(Progress::Verified(verified)) => lanes[lane].verified = Some(verified),
-                Err(failure) => fail(lanes, lane, &failure.reason, failure.impostor),
+                Err(tried) => fail(lanes, lane, &tried.reason, tried.failure),
             }
         }
     }
 
     fn advance(&self, attempt: Attempt, address: SocketAddr, purpose: Purpose) -> Result<Progress, Tried> {
-        let tried = |reason: String, impostor: bool| Tried { address, reason, impostor };
+        let tried = |reason: String, failure: Failure| Tried { address, reason, failure };
         let since = attempt.since;
         let mut stage = attempt.stage;
         loop {
             stage = match stage {
                 Stage::Connecting(socket) => {
                     if let Some(e) = socket.take_error().unwrap_or_else(Some) {
-                        return Err(tried(connect_words(&e), false));
+                        return Err(tried(connect_words(&e), connect_failure(&e)));
                     }
                     let socket = Socket::client(socket.into(), self.tls.as_ref());
-                    Stage::Tunnel(socket.map_err(|e| tried(e.to_string(), false))?)
+                    Stage::Tunnel(socket.map_err(|e| tried(e.to_string(), Failure::MayPass))?)
                 }
                 Stage::Tunnel(mut socket) => match socket.tunnel() {
-                    Err(broken) => return Err(tried(broken.0, socket.found_impostor())),
+                    Err(broken) => {
+                        let failure = if socket.found_impostor() { Failure::Impostor } else { Failure::MayPass };
+                        return Err(tried(broken.0, failure));
+                    }
                     Ok(None) => return Ok(Progress::Waits(Attempt { stage: Stage::Tunnel(socket), since })),
                     Ok(Some(binding)) => {
                         let client = Client::new(self.secret.clone(), purpose, binding);
-                        Stage::Handshake(socket, Box::new(client.map_err(|e| tried(e.to_string(), false))?))
+                        Stage::Handshake(socket, Box::new(client.map_err(|e| tried(e.to_string(), Failure::MayPass))?))
                     }
                 },
                 Stage::Handshake(mut socket, mut client) => {
@@ -232,25 +253,25 @@ impl Lane {
                 reason: format!(
                     "no answer within {ATTEMPT_TIME:?} (a firewall, or a network that does not lead there?)"
                 ),
-                impostor: false,
+                failure: Failure::MayPass,
             });
         }
     }
 
     fn into_tried(self) -> Tried {
         let reason = if self.attempt.is_some() { "no answer yet" } else { "not tried yet" };
-        self.failure.unwrap_or(Tried { address: self.address, reason: reason.into(), impostor: false })
+        self.failure.unwrap_or(Tried { address: self.address, reason: reason.into(), failure: Failure::MayPass })
     }
 }
 
 /// Notes a failure; the lane tries again later, and the next one that has not started yet does so now.
-fn fail(lanes: &mut [Lane], index: usize, reason: &str, impostor: bool) {
+fn fail(lanes: &mut [Lane], index: usize, reason: &str, failure: Failure) {
     let now = Instant::now();
     let lane = &mut lanes[index];
-    if impostor && lane.failure.as_ref().is_none_or(|f| !f.impostor) {
+    if failure == Failure::Impostor && lane.failure.as_ref().is_none_or(|f| f.failure != failure) {
         tracing::warn!(address = %lane.address, reason, "an address of a peer leads to somebody else");
     }
-    lane.failure = Some(Tried { address: lane.address, reason: reason.into(), impostor });
+    lane.failure = Some(Tried { address: lane.address, reason: reason.into(), failure });
     lane.start_at = now + lane.pause;
     lane.pause = (lane.pause * 2).min(RETRY.1);
     if let Some(next) = lanes.iter_mut().find(|l| l.attempt.is_none() && l.verified.is_none() && l.failure.is_none()) {
@@ -265,9 +286,9 @@ impl Verified {
     }
 
     /// Sends our proof and waits until the server has taken the connection.
-    pub(crate) fn complete(mut self, deadline: Deadline) -> Result<Socket, Tried> {
+    pub(crate) fn complete(mut self, patience: &Patience) -> Result<Socket, Tried> {
         let address = self.address;
-        let tried = |reason: String| Tried { address, reason, impostor: false };
+        let tried = |reason: String| Tried { address, reason, failure: Failure::MayPass };
         let Some((mut socket, mut client)) = self.connection.take() else {
             return Err(tried("the connection is gone".into()));
         };
@@ -277,12 +298,13 @@ impl Verified {
             if client.is_accepted() {
                 return Ok(socket);
             }
-            if deadline.passed() {
-                return Err(tried(format!("it did not take the connection within {:?}", deadline.granted())));
+            if patience.is_over() {
+                let granted = patience.deadline().granted();
+                return Err(tried(format!("it did not take the connection within {granted:?}")));
             }
             let interest = socket.interest(!client.output().is_empty());
             let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), interest)];
-            wait(&mut fds, deadline.left()).map_err(|e| tried(e.to_string()))?;
+            wait(&mut fds, Some(patience.nap())).map_err(|e| tried(e.to_string()))?;
         }
     }
 }
@@ -301,7 +323,9 @@ impl Drop for Verified {
 fn pump(socket: &mut Socket, client: &mut Client, address: SocketAddr) -> Result<(), Tried> {
     socket.pump(client).map(|_| ()).map_err(|e| match e {
         PumpError::Wrong(e) => {
-            Tried { address, reason: e.to_string(), impostor: matches!(e, Error::Unauthenticated(_)) }
+            let impostor = matches!(e, Error::Unauthenticated(_));
+            let failure = if impostor { Failure::Impostor } else { Failure::MayPass };
+            Tried { address, reason: e.to_string(), failure }
         }
         PumpError::Broken(broken) => Tried {
             address,
@@ -309,7 +333,7 @@ fn pump(socket: &mut Socket, client: &mut Client, address: SocketAddr) -> Result
                 "{} (during the handshake: does this address belong to that rank, and is CORRO_TLS the same on every rank?)",
                 broken.0
             ),
-            impostor: false,
+            failure: Failure::MayPass,
         },
     })
 }
@@ -321,6 +345,13 @@ fn begin_connect(address: SocketAddr) -> std::io::Result<socket2::Socket> {
         Ok(()) => Ok(socket),
         Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => Ok(socket),
         Err(e) => Err(e),
+    }
+}
+
+fn connect_failure(error: &std::io::Error) -> Failure {
+    match error.kind() {
+        std::io::ErrorKind::ConnectionRefused => Failure::NothingListens,
+        _ => Failure::MayPass,
     }
 }
 

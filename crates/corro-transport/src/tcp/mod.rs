@@ -39,6 +39,7 @@ use self::registry::{Key, Registry};
 use self::socket::wait;
 use crate::handshake::{MAX_STREAMS, Purpose, Serves};
 use crate::nic::{self, NicAddress};
+use crate::patience::Patience;
 use crate::secret::Secret;
 use crate::stream::Stream;
 use crate::tls::TlsIdentity;
@@ -119,15 +120,20 @@ impl Endpoint {
     }
 
     /// Dials `peer`, which must call [`Endpoint::accept`] for us, and opens `streams` connections to it. They are spread
-    /// over all network cards that lead there. Goes on until the deadline: the peer may start later than we do.
+    /// over all network cards that lead there. Goes on as long as the patience lasts: the peer may start later than we do.
     pub fn connect(
         &self,
         peer: &PeerAddress,
         group: GroupId,
         streams: usize,
-        deadline: Deadline,
+        patience: impl Into<Patience>,
     ) -> Result<Vec<Box<dyn Stream>>> {
         check_streams(streams)?;
+        let patience = patience.into();
+        let lost = |tried: &[Tried]| match patience.check() {
+            Ok(()) => unreachable(peer, tried, patience.deadline()),
+            Err(called_off) => called_off,
+        };
         let mut working = self.recall(peer);
         let mut done = Vec::with_capacity(streams);
         while done.len() < streams {
@@ -137,20 +143,19 @@ impl Endpoint {
             let order = order(&peer.addresses, &working, index);
             // Only the first dial to a peer looks for all ways that lead there; later ones know them.
             let wide = working.is_empty() && streams > 1;
-            let proven =
-                self.dialer.race(&order, purpose, wide, deadline).map_err(|t| unreachable(peer, &t, deadline))?;
+            let proven = self.dialer.race(&order, purpose, wide, &patience).map_err(|t| lost(&t))?;
             if working.is_empty() {
                 working = one_per_card(&proven);
                 self.remember(peer, &working);
             }
             let Some(first) = proven.into_iter().next() else { continue };
             let address = first.address;
-            match first.complete(deadline) {
+            match first.complete(&patience) {
                 Ok(socket) => {
                     tracing::info!(rank = peer.rank, host = peer.host, %address, stream = index, %group, "connected");
                     done.push(socket.into_stream());
                 }
-                Err(tried) if deadline.passed() => return Err(unreachable(peer, &[tried], deadline)),
+                Err(tried) if patience.is_over() => return Err(lost(&[tried])),
                 Err(tried) => {
                     tracing::debug!(rank = peer.rank, %address, reason = tried.reason, "dialling again");
                     working.retain(|a| *a != address);
@@ -167,12 +172,16 @@ impl Endpoint {
         peer: &PeerAddress,
         group: GroupId,
         streams: usize,
-        deadline: Deadline,
+        patience: impl Into<Patience>,
     ) -> Result<Vec<Box<dyn Stream>>> {
         check_streams(streams)?;
-        let claimed = self.registry.claim(peer.rank, group, streams, deadline).map_err(|unclaimed| {
+        let patience = patience.into();
+        let claimed = self.registry.claim(peer.rank, group, streams, &patience).map_err(|unclaimed| {
+            if let Err(called_off) = patience.check() {
+                return called_off;
+            }
             let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-            unclaimed.into_error(peer.rank, &peer.host, streams, deadline, refusals.recent(Instant::now()))
+            unclaimed.into_error(peer.rank, &peer.host, streams, patience.deadline(), refusals.recent(Instant::now()))
         })?;
         tracing::info!(rank = peer.rank, host = peer.host, remote = ?claimed.first().map(|(_, r)| r), streams, %group,
             "accepted");
@@ -324,9 +333,42 @@ fn unreachable(peer: &PeerAddress, tried: &[Tried], deadline: Deadline) -> Error
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::patience::GivenUp;
+    use crate::withdrawal::Withdrawal;
 
     fn at(text: &str) -> SocketAddr {
         text.parse().unwrap()
+    }
+
+    fn endpoint(rank: Rank, secret: &Secret) -> Endpoint {
+        Endpoint::bind(EndpointConfig { rank, secret: secret.clone(), tls: false, interfaces: None }).unwrap()
+    }
+
+    #[test]
+    fn dialling_and_accepting_can_be_called_off() {
+        let (secret, reason) = (Secret::random().unwrap(), Error::peer_lost(7, "node7", "it has exited"));
+        let one = endpoint(1, &secret);
+        // Connects, and then nobody says anything.
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = |rank| PeerAddress { rank, host: "node".into(), addresses: vec![silent.local_addr().unwrap()] };
+        let (withdrawal, given_up) = (Withdrawal::default(), GivenUp::default());
+        let patience = || Patience::new(Duration::ZERO, &withdrawal, &given_up);
+        std::thread::scope(|scope| {
+            let dials = scope.spawn(|| one.connect(&peer(0), GroupId(1), 1, patience()).map(drop));
+            let accepts = scope.spawn(|| one.accept(&peer(2), GroupId(1), 1, patience()).map(drop));
+            std::thread::sleep(Duration::from_millis(20));
+            given_up.set(reason.clone());
+            assert_eq!((dials.join().unwrap(), accepts.join().unwrap()), (Err(reason.clone()), Err(reason)));
+        });
+    }
+
+    #[test]
+    fn a_rank_that_has_stopped_listening_is_not_waited_for() {
+        let secret = Secret::random().unwrap();
+        let addresses = endpoint(0, &secret).addresses();
+        let gone = PeerAddress { rank: 0, host: "node0".into(), addresses };
+        let error = endpoint(1, &secret).connect(&gone, GroupId(1), 1, Deadline::never()).map(drop).unwrap_err();
+        assert!(matches!(&error, Error::PeerLost { rank: 0, cause, .. } if cause.contains("has exited")), "{error}");
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! Proven connections that wait to be claimed by the rank they were made for.
 //!
-//! Owns them until then. Bounded. Waiting is done here, on a condition variable, with a deadline.
+//! Owns them until then. Bounded. Waiting is done here, on a condition variable, with an end.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use corro_core::{Deadline, Error, GroupId, Rank, Result};
 
 use super::gate::Proven;
 use super::socket::Socket;
+use crate::patience::Patience;
 
 /// How many connections may wait; far beyond what an honest job leaves unclaimed.
 const PLACES: usize = 16 * 1024;
@@ -46,7 +46,7 @@ struct Parked {
 /// Why a claim came to nothing.
 #[derive(Debug)]
 pub(crate) enum Unclaimed {
-    /// The deadline passed with so many streams there.
+    /// The time was over, or it was called off, with so many streams there.
     Late { arrived: usize },
     /// The peer opens another number of streams than we expect.
     Count { theirs: u32 },
@@ -86,7 +86,7 @@ impl Registry {
         from: Rank,
         group: GroupId,
         streams: usize,
-        deadline: Deadline,
+        patience: &Patience,
     ) -> Result<Vec<(Socket, SocketAddr)>, Unclaimed> {
         let key = |index: usize| Key { from, group, index: index as u32 };
         let mut state = self.lock();
@@ -109,11 +109,10 @@ impl Registry {
                 let taken = (0..streams).filter_map(|i| state.parked.remove(&key(i)));
                 return Ok(taken.map(|p| (p.socket, p.remote)).collect());
             }
-            if deadline.passed() {
+            if patience.is_over() {
                 return Err(Unclaimed::Late { arrived });
             }
-            let left = deadline.left().unwrap_or(Duration::MAX).min(Duration::from_secs(3600));
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, patience.nap()).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
