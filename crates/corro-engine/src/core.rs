@@ -24,6 +24,8 @@ pub(crate) struct Core {
     sets: Mutex<Sets>,
     global: OnceLock<WeakSet>,
     over: Mutex<Option<Error>>,
+    /// Since when each set has waited without anything getting on.
+    waiting: Mutex<BTreeMap<u32, Duration>>,
 }
 
 /// Which sets there are. All ranks add and remove in the same order, so they number alike.
@@ -58,6 +60,7 @@ impl Core {
             sets: Mutex::default(),
             global: OnceLock::new(),
             over: Mutex::new(None),
+            waiting: Mutex::default(),
         })
     }
 
@@ -159,6 +162,16 @@ impl Core {
         for set in others {
             set.close(error.clone());
         }
+    }
+
+    /// Since when a set has waited without anything getting on. Gives since when any set has.
+    pub(crate) fn waits(&self, id: u32, since: Option<Duration>) -> Option<Duration> {
+        let mut waiting = lock(&self.waiting);
+        match since {
+            Some(since) => waiting.insert(id, since),
+            None => waiting.remove(&id),
+        };
+        waiting.values().min().copied()
     }
 
     /// Something here has ended the job: all ranks learn it through the global set.

@@ -9,6 +9,7 @@
 //! | [`request`], [`matching`] | what a rank asks for; whether all ask for the same, and if not, who differs and how |
 //! | [`coordinator`] | when a tensor may run, who is missing |
 //! | [`node`], [`message`], [`tree`], [`cache`], [`plan`] | what one member says to its neighbours, and what runs, in three gears |
+//! | [`pulse`], [`blame`] | whether the neighbours still answer; whom to blame when collectives fail |
 //! | [`fusion`] | which tensors run as one collective |
 //! | [`autotune`], [`gaussian`] | which settings to try next |
 //! | [`clock`] | how far two clocks are apart |
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 pub mod autotune;
+pub mod blame;
 pub mod cache;
 pub mod clock;
 pub mod coordinator;
@@ -41,6 +43,7 @@ mod observers;
 mod options;
 pub mod plan;
 mod primitive;
+pub mod pulse;
 pub mod recorder;
 pub mod request;
 mod set;

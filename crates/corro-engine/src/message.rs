@@ -58,8 +58,14 @@ pub enum Up {
     Doing(Rank, String),
     /// This member ends the job, for all.
     Shutdown(Rank),
-    /// Something has ended the job, as this member sees it.
-    Failed(Error),
+    /// Something has ended the job, as this member sees it. It may be wrong about whose fault that is.
+    Failed(Rank, Error),
+    /// A member that was the sender's neighbour is gone, for certain.
+    Lost(Error),
+    /// Somebody waits: does the parent still answer? For the parent alone.
+    AreYouThere,
+    /// It does. For the parent alone.
+    Here,
     /// Everyone at or below the sender knows that the job is over; nothing more will come.
     Bye,
 }
@@ -87,7 +93,7 @@ pub struct SlotRange {
 /// From a member to its children: the next decisions of the log.
 pub type Down = Vec<Decision>;
 
-/// One entry of the log. Every member sees the same ones in the same order.
+/// One entry of the log (but for the last two). Every member sees the same ones in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Decision {
     /// Run these, in this order; fusion cuts them into batches, on every member alike.
@@ -144,6 +150,10 @@ pub enum Decision {
     Shutdown(Rank),
     /// The job is over: this went wrong first.
     Failed(Error),
+    /// Not of the log, from a parent to its children alone. Somebody waits: do they still answer?
+    AreYouThere,
+    /// It does.
+    Here,
 }
 
 /// A tensor to run.

@@ -15,6 +15,7 @@
 
 mod member;
 mod root;
+mod watching;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,7 @@ use crate::hash::{HashMap, HashSet};
 use crate::matching::Agreed;
 use crate::message::{Decision, Slot, Up, ranges, slots};
 use crate::plan::Following;
+use crate::pulse::Pulse;
 use crate::request::Request;
 use crate::tree::Neighbours;
 
@@ -53,6 +55,10 @@ pub struct Rules {
     pub fusion: fusion::Limits,
     /// Whether the root says who has asked for what, for a timeline.
     pub ticks: bool,
+    /// How long waiting for a rank that makes no progress may go on; zero: for ever.
+    pub timeout: Duration,
+    /// Whether this node watches over its neighbours. One process set that all ranks are in is enough.
+    pub watches: bool,
 }
 
 impl Default for Rules {
@@ -63,6 +69,8 @@ impl Default for Rules {
             plans: true,
             fusion: fusion::Limits { threshold: 128 << 20, only_groups: false },
             ticks: false,
+            timeout: Duration::from_secs(60),
+            watches: true,
         }
     }
 }
@@ -103,6 +111,8 @@ pub enum Action {
     Heard(String, Rank),
     /// Say what this member is doing, by [`Node::answer`].
     Asked,
+    /// This neighbour has not said a word for so long although it was asked: to be told by [`Node::lost`].
+    Silent(usize, Duration),
     /// To be told to people.
     Stalled(StallReport),
     /// How much may run as one from here on.
@@ -177,6 +187,7 @@ pub struct Node {
     over: Option<Error>,
     /// What failed as this member sees it, and until when it waits for the root's word.
     suspicion: Option<(Error, Time)>,
+    pulse: Pulse,
     byes: usize,
     said_bye: bool,
     bits: Vec<Slot>,
@@ -189,6 +200,8 @@ impl Node {
     /// The node of `rank`, one of `members` (ascending), with these neighbours.
     pub fn new(rank: Rank, members: Vec<Rank>, neighbours: Neighbours, rules: Rules) -> Self {
         let root = neighbours.parent.is_none().then(|| Box::new(Root::new(members, rules.stalls)));
+        let watched = neighbours.parent.iter().chain(&neighbours.children).copied().filter(|_| rules.watches);
+        let pulse = Pulse::new(rules.timeout, watched);
         Self {
             rank,
             neighbours,
@@ -213,6 +226,7 @@ impl Node {
             overdue: HashSet::default(),
             over: None,
             suspicion: None,
+            pulse,
             byes: 0,
             said_bye: false,
             bits: Vec::new(),
@@ -314,29 +328,6 @@ impl Node {
         }
     }
 
-    /// Something went wrong here that ends the job for all.
-    pub fn fail(&mut self, now: Time, error: Error) {
-        self.now = now;
-        if self.over.is_some() || self.suspicion.is_some() {
-            return;
-        }
-        if self.root.is_none() {
-            self.suspicion = Some((error.clone(), now + VERDICT_TIME));
-        }
-        self.tell_root(Up::Failed(error));
-    }
-
-    /// The connection to a neighbour has broken. (Whoever has said goodbye may go: that is no loss.)
-    pub fn lost(&mut self, now: Time, member: usize, error: Error) {
-        self.now = now;
-        if self.neighbours.parent == Some(member) {
-            return self.decide(Decision::Failed(error));
-        }
-        // It won't say goodbye any more.
-        self.count_bye();
-        self.fail(now, error);
-    }
-
     /// Ends this node without a word to the others: they learn it another way.
     pub fn close(&mut self, error: Error) {
         self.apply(Decision::Failed(error));
@@ -408,6 +399,8 @@ impl Node {
         self.now = now;
         match message {
             Up::Bye => self.count_bye(),
+            Up::AreYouThere => self.asked_by_child(),
+            Up::Here => {}
             _ if self.over.is_some() => {}
             Up::Bits { era, slots: said } => {
                 if era == self.era && self.following.is_none() {
@@ -439,9 +432,16 @@ impl Node {
     pub fn hear_parent(&mut self, now: Time, decisions: Vec<Decision>) {
         self.now = now;
         for decision in decisions {
-            if self.over.is_some() {
-                return;
+            match decision {
+                Decision::AreYouThere => self.asked_by_parent(),
+                Decision::Here => {}
+                decision => self.pass_on(decision),
             }
+        }
+    }
+
+    fn pass_on(&mut self, decision: Decision) {
+        if self.over.is_none() {
             self.down.push(decision.clone());
             self.apply(decision);
         }
@@ -462,6 +462,7 @@ impl Node {
         }
         let late = self.overdue_at().filter(|(_, at)| now >= *at).map(|(slot, _)| slot).collect();
         self.heard_overdue(late);
+        self.look_at_neighbours();
         self.tick_root();
     }
 
@@ -473,7 +474,7 @@ impl Node {
         let verdict = self.suspicion.as_ref().map(|(_, until)| *until);
         let overdue = self.overdue_at().map(|(_, at)| at).min();
         let root = self.root.as_ref().and_then(|r| r.next_tick());
-        [verdict, self.leave_at(), overdue, root].into_iter().flatten().min()
+        [verdict, self.leave_at(), overdue, self.pulse.next_look(), root].into_iter().flatten().min()
     }
 
     /// Whether it is time to say that this member has run out of data.
@@ -487,6 +488,9 @@ impl Node {
         let waits = following.has_ready() || self.in_entry;
         // A stall must be known early enough to be told in time.
         let patience = self.reveal_after().map_or(self.patience, |after| after.min(self.patience));
+        // And a rank that is merely busy must not be missed in a collective for as long as a lost one would be.
+        let limit = self.rules.timeout / 4;
+        let patience = if limit.is_zero() { patience } else { patience.min(limit) };
         waits.then(|| self.moved + patience)
     }
 
@@ -617,6 +621,7 @@ mod tests {
                 Action::Stalled(report) => format!("stalled by {:?}", report.missing.keys().collect::<Vec<_>>()),
                 Action::Tune(bytes) => format!("tune {bytes}"),
                 Action::Over(error) => format!("over: {error}"),
+                Action::Silent(member, _) => format!("{member} is silent"),
                 Action::Asked | Action::Heard(..) => String::new(),
             };
             let told: BTreeSet<Vec<String>> =

@@ -96,6 +96,7 @@ impl Options {
             plans: self.plans && self.tuning.is_none(),
             fusion: fusion::Limits { threshold: self.fusion_threshold, only_groups: self.only_groups },
             ticks: self.watching.on_request || self.watching.timeline.is_some(),
+            ..Rules::default()
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::executor::Tensor;
 use crate::fusion;
 use crate::hash::{HashMap, HashSet};
 use crate::metrics::Count;
-use crate::node::{Action, Gear, Node};
+use crate::node::{Action, Gear, Node, Rules};
 use crate::recorder::Recorder;
 use crate::request::Kind;
 use crate::submission::Submission;
@@ -70,7 +70,9 @@ impl ProcessSet {
         let neighbours = neighbours(&hosts(core, &members), FAN_OUT, me);
         let wires = Wires::open(fabric, group_id(serial, 0), &members, &neighbours)?;
         let withdrawal = Withdrawal::default();
-        let node = Node::new(fabric.rank(), members.clone(), neighbours, core.options.rules());
+        let (timeout, watches) = (fabric.settings().timeout, id == crate::submission::GLOBAL);
+        let rules = Rules { timeout, watches, ..core.options.rules() };
+        let node = Node::new(fabric.rank(), members.clone(), neighbours, rules);
         let watched = wires.watched()?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::io("making an event descriptor", e))?;
@@ -90,6 +92,8 @@ impl ProcessSet {
             watcher_up: true,
             unsaid: None,
             closing: None,
+            waiting: None,
+            moved: Duration::ZERO,
             counted: Traffic::default(),
             recorder: Recorder::new(core.options.recorded).of_set(id),
             after: SmallVec::new(),
@@ -252,8 +256,16 @@ impl ProcessSet {
             let mut again = !heard.is_empty();
             for said in heard.drain(..) {
                 match said {
-                    Heard::FromChild(said) => said.into_iter().for_each(|m| st.node.hear_child(now, m)),
-                    Heard::FromParent(decisions) => st.node.hear_parent(now, decisions),
+                    Heard::FromChild(member, said) => {
+                        st.node.heard_from(now, member);
+                        for message in said {
+                            st.node.hear_child(now, message);
+                        }
+                    }
+                    Heard::FromParent(member, decisions) => {
+                        st.node.heard_from(now, member);
+                        st.node.hear_parent(now, decisions);
+                    }
                     // The global set sees every death; others would only see it in another order.
                     Heard::Lost(member, error) if self.id == crate::submission::GLOBAL => {
                         st.node.lost(now, member, error);
@@ -327,6 +339,7 @@ impl ProcessSet {
                 }
             }
             Action::AllJoined(last) => {
+                st.moved = now;
                 for promise in st.joins.drain(..) {
                     let outcome = Outcome { last_joined: Some(last), ..Outcome::default() };
                     st.after.push(After::Keep(promise, Ok(outcome)));
@@ -357,6 +370,11 @@ impl ProcessSet {
             Action::Asked => {
                 let doing = st.recorder.last(now);
                 st.node.answer(doing);
+            }
+            Action::Silent(member, silence) => {
+                if let Some(error) = st.wires.give_up_on(member, silence) {
+                    st.node.lost(now, member, error);
+                }
             }
             Action::Stalled(report) => {
                 self.core.observers.metrics.add(Count::Stalls, 1);

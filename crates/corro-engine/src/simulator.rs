@@ -140,6 +140,8 @@ pub struct Scenario {
     pub deaths: Vec<(Rank, Time)>,
     /// Who stands still, when and for how long.
     pub freezes: Vec<(Rank, Time, Duration)>,
+    /// Who stands still for good, and when: no connection breaks, nothing is said any more.
+    pub stops: Vec<(Rank, Time)>,
 }
 
 impl Scenario {
@@ -159,6 +161,7 @@ impl Scenario {
             programs: vec![Vec::new(); ranks],
             deaths: Vec::new(),
             freezes: Vec::new(),
+            stops: Vec::new(),
         }
     }
 }

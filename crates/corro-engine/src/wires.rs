@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use corro_core::{Error, GroupId, Rank, Result, codec};
 use corro_transport::{Broken, Fabric};
@@ -25,8 +26,9 @@ const READ: usize = 64 << 10;
 /// What came.
 #[derive(Debug)]
 pub(crate) enum Heard {
-    FromChild(Vec<Up>),
-    FromParent(Vec<Decision>),
+    /// From this member.
+    FromChild(usize, Vec<Up>),
+    FromParent(usize, Vec<Decision>),
     /// The connection to this member is gone.
     Lost(usize, Error),
 }
@@ -58,6 +60,8 @@ struct Wire {
     written: usize,
     /// Nothing more will come, and that is as it should be.
     ended: bool,
+    /// It did not answer: it may still be told why it was given up.
+    given_up: bool,
 }
 
 impl Wires {
@@ -73,6 +77,7 @@ impl Wires {
             outbox: Vec::new(),
             written: 0,
             ended: false,
+            given_up: false,
         });
         let parent = if neighbours.parent.is_some() { wires.next() } else { None };
         let children = wires.collect();
@@ -91,7 +96,7 @@ impl Wires {
         }
         if !down.is_empty() && !self.children.is_empty() {
             let bytes = encode(&down)?;
-            for child in self.children.iter_mut().filter(|c| !c.ended) {
+            for child in self.children.iter_mut().filter(|c| !c.ended || c.given_up) {
                 self.traffic.sent += 1;
                 self.traffic.sent_bytes += bytes.len() as u64;
                 child.outbox.extend_from_slice(&bytes);
@@ -104,12 +109,15 @@ impl Wires {
     pub(crate) fn pump(&mut self, heard: &mut Vec<Heard>) {
         let Self { parent, children, streams, traffic } = self;
         if let Some(parent) = parent {
-            pump(parent, streams, traffic, heard, |decisions: Vec<Decision>| (Heard::FromParent(decisions), false));
+            let member = parent.member;
+            let understand = |decisions: Vec<Decision>| (Heard::FromParent(member, decisions), false);
+            pump(parent, streams, traffic, heard, understand);
         }
         for child in children {
+            let member = child.member;
             pump(child, streams, traffic, heard, |said: Vec<Up>| {
                 let ends = said.contains(&Up::Bye);
-                (Heard::FromChild(said), ends)
+                (Heard::FromChild(member, said), ends)
             });
         }
     }
@@ -146,6 +154,17 @@ impl Wires {
                 heard.push(Heard::Lost(wire.member, error));
             }
         }
+    }
+
+    /// A neighbour has not said a word for so long although it was asked: nothing more is heard from it.
+    pub(crate) fn give_up_on(&mut self, member: usize, silence: Duration) -> Option<Error> {
+        let wire = self.parent.iter_mut().chain(&mut self.children).find(|w| w.member == member && !w.ended)?;
+        (wire.ended, wire.given_up) = (true, true);
+        Some(wire.lost(Broken(format!(
+            "it has not answered for {:.1} s although it was asked: its process is stopped, or its host or network hangs \
+             (CORRO_TIMEOUT sets this limit)",
+            silence.as_secs_f64()
+        ))))
     }
 
     /// What to sleep on, for as long as the set lives: descriptors of this process's own, each with its wire.

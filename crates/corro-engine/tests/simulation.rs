@@ -37,9 +37,9 @@ fn replay() {
     let Ok(seed) = std::env::var("CORRO_SIM_SEED") else { return };
     let seed: u64 = seed.parse().expect("CORRO_SIM_SEED is a number");
     let scenario = scenario(seed, End::of(seed));
-    let Scenario { ranks, per_host, fan_out, sets, rules, deaths, freezes, .. } = &scenario;
+    let Scenario { ranks, per_host, fan_out, sets, rules, deaths, freezes, stops, .. } = &scenario;
     println!("{ranks} ranks on hosts of {per_host}, fan-out {fan_out}, sets {sets:?}\n{rules:?}");
-    println!("dies: {deaths:?}, freezes: {freezes:?}");
+    println!("dies: {deaths:?}, freezes: {freezes:?}, stops: {stops:?}");
     match World::run(&scenario, seed, true) {
         Ok(report) => println!("all is well: {} events, {} plans", report.events, report.plans),
         Err(violation) => {
@@ -83,6 +83,13 @@ fn a_failure_anywhere_reaches_all() {
 #[test]
 fn a_death_at_any_time_is_known_to_all_by_name() {
     run(seeds(End::Death, 80));
+}
+
+#[test]
+fn a_standstill_at_any_time_is_known_by_name_to_all_who_wait() {
+    let reports = run(seeds(End::Stop, 100));
+    let lost = |r: &&Report| r.over.iter().flatten().flatten().any(|(e, _)| matches!(e, Error::PeerLost { .. }));
+    assert!(reports.iter().filter(lost).count() > 50, "the chaos must reach the places it is meant for");
 }
 
 /// `steps` times: submit some tensors, wait for them, take a mark.
@@ -215,6 +222,39 @@ fn a_rank_that_stands_still_in_a_plan_is_named() {
     let (stall, at) = report.stalls[0][0].first().expect("the root tells");
     assert_eq!(stall.missing.keys().collect::<Vec<_>>(), [&5], "{stall}");
     assert!(!stall.missing[&5].is_empty() && *at <= Duration::from_secs(13), "{stall} at {at:?}");
+}
+
+#[test]
+fn a_rank_that_stands_still_for_good_is_lost_in_time_wherever_it_is() {
+    for plans in [false, true] {
+        // The root, the first of a host, one in the middle of the tree, a leaf.
+        for stops in [0, 6, 1, 20] {
+            let mut scenario = Scenario::new(21, 3, 2);
+            scenario.rules.plans = plans;
+            scenario.rules.timeout = Duration::from_secs(40);
+            training(&mut scenario, 40);
+            for program in &mut scenario.programs {
+                program.insert(100, Step::Compute(Duration::from_millis(20)));
+            }
+            scenario.stops.push((stops, Duration::from_millis(10)));
+            let report = ran_well(&scenario);
+            for (rank, over) in report.over[0].iter().enumerate().filter(|(rank, _)| *rank != stops) {
+                let (error, at) = over.as_ref().unwrap_or_else(|| panic!("rank {rank} waits for {stops}"));
+                assert!(matches!(error, Error::PeerLost { rank, .. } if *rank == stops), "{error}");
+                assert!(*at <= Duration::from_secs(31), "{rank} knows at {at:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_busy_program_is_never_lost() {
+    for plans in [false, true] {
+        let mut scenario = stalling(plans, StallLimits { warn: Duration::ZERO, shutdown: Duration::ZERO });
+        scenario.rules.timeout = Duration::from_secs(1);
+        let report = ran_well(&scenario);
+        assert!(report.over[0].iter().all(Option::is_none));
+    }
 }
 
 #[test]

@@ -204,7 +204,7 @@ impl Fabric {
                 let may_spin = may_spin(settings, hosts.len());
                 let (hosts, cards) = (host_names(&cards), cards.clone());
                 let (settings, given_up) = (settings.clone(), GivenUp::default());
-                Arc::new(Self { rank, hosts, cards, settings, may_spin, reach, given_up })
+                Arc::new(Self { rank, cards, hosts, settings, may_spin, reach, given_up })
             })
             .collect()
     }

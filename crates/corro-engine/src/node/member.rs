@@ -148,6 +148,7 @@ impl Node {
                 self.end(Error::Shutdown(format!("Horovod has been shut down (by rank {rank})")));
             }
             Decision::Failed(error) => self.end(error),
+            Decision::AreYouThere | Decision::Here => {}
         }
     }
 

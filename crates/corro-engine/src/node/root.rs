@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use corro_core::{Error, Rank};
 
+use crate::blame::Blame;
 use crate::coordinator::{Coordinator, Input, Output, StallLimits, StallReport, Time};
 use crate::fusion;
 use crate::hash::HashMap;
@@ -39,6 +40,7 @@ pub(super) struct Root {
     held: Vec<News>,
     leaving: Option<Leaving>,
     asking: Option<Asking>,
+    blame: Blame,
 }
 
 /// What the root decides on.
@@ -84,6 +86,7 @@ impl Root {
             held: Vec::new(),
             leaving: None,
             asking: None,
+            blame: Blame::default(),
         }
     }
 
@@ -110,7 +113,7 @@ impl Root {
             Some(asking) => Some(asking.until),
             None => [self.coordinator.next_look(), self.next_roll_call()].into_iter().flatten().min(),
         };
-        [look, self.end_at()].into_iter().flatten().min()
+        [look, self.end_at(), self.blame.due()].into_iter().flatten().min()
     }
 
     fn next_roll_call(&self) -> Option<Time> {
@@ -131,14 +134,26 @@ impl Node {
             Up::Announce(said) => said.into_iter().for_each(|a| self.take_up(News::Announced(a))),
             Up::Join(rank) => self.take_up(News::Joined(rank)),
             Up::Shutdown(rank) => self.take_up(News::Shutdown(rank)),
-            Up::Failed(error) => self.decide(Decision::Failed(error)),
+            Up::Failed(by, error) => {
+                let now = self.now;
+                if !self.root.as_mut().is_some_and(|root| root.blame.accuse(now, by, &error)) {
+                    self.decide(Decision::Failed(error));
+                }
+            }
+            Up::Lost(error) => self.decide(Decision::Failed(error)),
             Up::Doing(rank, doing) => {
                 if let Some(asking) = self.root.as_mut().and_then(|r| r.asking.as_mut()) {
                     asking.report.doing.insert(rank, doing);
                 }
             }
             // Every node looks at these by itself.
-            Up::Bits { .. } | Up::Overdue(_) | Up::Leave { .. } | Up::Halted { .. } | Up::Bye => {}
+            Up::Bits { .. }
+            | Up::Overdue(_)
+            | Up::Leave { .. }
+            | Up::Halted { .. }
+            | Up::AreYouThere
+            | Up::Here
+            | Up::Bye => {}
         }
     }
 
@@ -219,6 +234,9 @@ impl Node {
     pub(super) fn tick_root(&mut self) {
         let now = self.now;
         let Some(root) = &mut self.root else { return };
+        if let Some(error) = root.blame.verdict(now) {
+            return self.decide(Decision::Failed(error));
+        }
         if root.end_at().is_some_and(|at| now >= at) {
             let who = root.held.iter().find_map(|n| if let News::Shutdown(rank) = n { Some(*rank) } else { None });
             return self.decide(Decision::Shutdown(who.unwrap_or(self.rank)));

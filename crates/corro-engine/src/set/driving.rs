@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::ProcessSet;
 use super::state::State;
 use crate::node::Gear;
+use crate::submission::GLOBAL;
 use crate::ticket::Promise;
 
 /// Looks for something to do before a waiting program gives way, if every rank has a core.
@@ -126,6 +127,7 @@ impl ProcessSet {
         loop {
             let (interest, nap) = self.with_state(|st| {
                 st.disarm();
+                self.look_for_waiting(st);
                 let hold_back = self.hold_back(st);
                 if hold_back.is_none() {
                     self.turn(st);
@@ -145,6 +147,7 @@ impl ProcessSet {
             });
             let done = self.with_state(|st| st.closing.is_some_and(|until| st.may_close(until)));
             if done {
+                self.core.waits(self.id, None);
                 return;
             }
             let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
@@ -152,6 +155,14 @@ impl ProcessSet {
             let nap = Timespec { tv_sec: nap.as_secs().cast_signed(), tv_nsec: i64::from(nap.subsec_nanos()) };
             let _ = poll(&mut fds, Some(&nap));
             let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        }
+    }
+
+    /// Takes note of whether anything waits here in vain. The global set looks after the ranks for all sets.
+    fn look_for_waiting(&self, st: &mut State) {
+        let since = self.core.waits(self.id, st.waits_since(self.core.now()));
+        if self.id == GLOBAL {
+            st.node.waits(since);
         }
     }
 

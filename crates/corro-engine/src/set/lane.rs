@@ -63,6 +63,7 @@ impl ProcessSet {
         let verdict = st.express.take().and_then(|(_, verdict)| verdict);
         st.node.finished(ended);
         if let Ok(mut outcomes) = result {
+            st.moved = ended;
             st.recorder.came_to(record, Stage::Done, ended);
             drop(st);
             observers.metrics.completed([ended.saturating_sub(began)]);
@@ -169,6 +170,7 @@ impl ProcessSet {
         let is_mine = |i: usize| *mine.get(i).unwrap_or(&true);
         match result {
             Ok(outcomes) => {
+                st.moved = now;
                 for (_, (agreed, outcome)) in agreed.iter().zip(outcomes).enumerate().filter(|(i, _)| is_mine(*i)) {
                     let Some(entry) = st.entries.remove(&agreed.name) else { continue };
                     st.recorder.came_to(entry.record, Stage::Done, now);

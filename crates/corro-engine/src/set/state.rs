@@ -79,6 +79,10 @@ pub(super) struct State {
     /// When the first tensor was submitted of which the others were not told.
     pub(super) unsaid: Option<Duration>,
     pub(super) closing: Option<Instant>,
+    /// Since when something has been outstanding, as far as anybody has looked.
+    pub(super) waiting: Option<Duration>,
+    /// When something last got on.
+    pub(super) moved: Duration,
     /// What the metrics know of.
     pub(super) counted: Traffic,
     pub(super) recorder: Recorder,
@@ -107,6 +111,13 @@ impl State {
     /// Whether a tensor of this name is under way.
     pub(super) fn is_under_way(&self, name: &str) -> bool {
         self.entries.contains_key(name) || self.express.as_ref().is_some_and(|(agreed, _)| agreed.name == name)
+    }
+
+    /// Since when something here has waited without anything getting on, looking now.
+    pub(super) fn waits_since(&mut self, now: Duration) -> Option<Duration> {
+        let idle = self.entries.is_empty() && self.express.is_none() && self.joins.is_empty() && self.queue.is_empty();
+        self.waiting = if idle { None } else { Some(self.waiting.unwrap_or(now)) };
+        self.waiting.map(|since| since.max(self.moved))
     }
 
     pub(super) fn has_job(&self) -> bool {

@@ -19,12 +19,14 @@ pub enum End {
     Failure,
     /// One rank dies, some time.
     Death,
+    /// One rank stands still for good, some time.
+    Stop,
 }
 
 impl End {
     /// One of them, by the seed.
     pub fn of(seed: u64) -> Self {
-        [Self::Finished, Self::Shutdown, Self::Failure, Self::Death][(seed % 4) as usize]
+        [Self::Finished, Self::Shutdown, Self::Failure, Self::Death, Self::Stop][(seed % 5) as usize]
     }
 }
 
@@ -71,6 +73,7 @@ pub fn scenario(seed: u64, end: End) -> Scenario {
         warn: *pick(&mut random, &[seconds(60), seconds(60), Duration::ZERO, seconds(1), Duration::from_millis(20)]),
         shutdown: Duration::ZERO,
     };
+    scenario.rules.timeout = *pick(&mut random, &[seconds(60), seconds(20), Duration::ZERO]);
     let micros = Duration::from_micros;
     scenario.inside.1 = micros(*pick(&mut random, &[0, 5, 100, 2000]));
     scenario.between.1 = micros(*pick(&mut random, &[0, 50, 500, 5000]));
@@ -283,6 +286,13 @@ impl Maker {
             End::Finished => {}
             End::Shutdown => program.insert(at, Step::Shutdown { set }),
             End::Failure => program.insert(at, Step::Fail { set, text: "it was to fail".into() }),
+            End::Stop => {
+                let when = Duration::from_micros(self.random.number() % 60_000);
+                self.scenario.stops.push((rank, when));
+                // Programs may be busy for much longer than that.
+                self.scenario.rules.timeout = Duration::from_millis(*pick(&mut self.random, &[400, 4000, 60_000]));
+                return;
+            }
             End::Death => {
                 let when = Duration::from_micros(self.random.number() % 60_000);
                 self.scenario.deaths.push((rank, when));

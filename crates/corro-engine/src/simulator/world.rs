@@ -30,8 +30,9 @@ type Place = (usize, usize);
 #[derive(Debug)]
 enum Event {
     Program(Rank),
-    FromChild(Place, Vec<Up>),
-    FromParent(Place, Arc<Vec<Decision>>),
+    /// To this member, from that one.
+    FromChild(Place, usize, Vec<Up>),
+    FromParent(Place, usize, Arc<Vec<Decision>>),
     Lost(Place, usize),
     /// A node that was told something speaks.
     Speak(Place),
@@ -39,6 +40,7 @@ enum Event {
     Done(Place, Nth),
     Death(Rank),
     Freeze(Rank, Duration),
+    Stop(Rank),
 }
 
 struct Member {
@@ -56,6 +58,9 @@ struct Member {
     speaks: bool,
     /// When the last message on the link to each neighbour arrives.
     links: BTreeMap<usize, Time>,
+    /// Since when something is outstanding, and when something last got on.
+    waiting: Option<Time>,
+    moved: Time,
 }
 
 struct Set {
@@ -135,6 +140,9 @@ impl<'a> World<'a> {
         for (rank, at) in &scenario.deaths {
             world.after(*at, Event::Death(*rank));
         }
+        for (rank, at) in &scenario.stops {
+            world.after(*at, Event::Stop(*rank));
+        }
         for (rank, at, length) in &scenario.freezes {
             world.after(*at, Event::Freeze(*rank, *length));
         }
@@ -178,9 +186,9 @@ impl<'a> World<'a> {
 
     fn whose(&self, event: &Event) -> Rank {
         match event {
-            Event::Program(rank) | Event::Death(rank) | Event::Freeze(rank, _) => *rank,
-            Event::FromChild((set, me), _)
-            | Event::FromParent((set, me), _)
+            Event::Program(rank) | Event::Death(rank) | Event::Stop(rank) | Event::Freeze(rank, _) => *rank,
+            Event::FromChild((set, me), ..)
+            | Event::FromParent((set, me), ..)
             | Event::Lost((set, me), _)
             | Event::Speak((set, me))
             | Event::Tick((set, me))
@@ -195,16 +203,18 @@ impl<'a> World<'a> {
                 self.programs[rank].sleeps = false;
                 self.go_on(rank)
             }
-            Event::FromChild(place, said) => {
+            Event::FromChild(place, from, said) => {
                 self.report.received[place.0][place.1] += 1;
                 let member = self.member(place);
+                member.node.heard_from(now, from);
                 for message in said {
                     member.node.hear_child(now, message);
                 }
                 self.stir(place)
             }
-            Event::FromParent(place, decisions) => {
+            Event::FromParent(place, from, decisions) => {
                 self.report.received[place.0][place.1] += 1;
+                self.member(place).node.heard_from(now, from);
                 self.member(place).node.hear_parent(now, Arc::unwrap_or_clone(decisions));
                 self.stir(place)
             }
@@ -220,6 +230,7 @@ impl<'a> World<'a> {
             Event::Tick(place) => {
                 let member = self.member(place);
                 member.tick = None;
+                member.look_for_waiting(now);
                 if member.node.next_tick().is_some_and(|at| at <= now) {
                     member.node.tick(now);
                 }
@@ -228,6 +239,10 @@ impl<'a> World<'a> {
             Event::Done(place, at) => self.complete(place, at),
             Event::Death(rank) => {
                 self.die(rank);
+                Ok(())
+            }
+            Event::Stop(rank) => {
+                self.programs[rank].dead = true;
                 Ok(())
             }
             Event::Freeze(rank, length) => {
@@ -383,6 +398,7 @@ impl<'a> World<'a> {
         }
         self.advance(place)?;
         let member = self.member(place);
+        member.look_for_waiting(now);
         if let Some(at) = member.node.next_tick().filter(|at| member.tick.is_none_or(|set| *at < set)) {
             member.tick = Some(at);
             self.at(at.max(now), Event::Tick(place));
@@ -394,12 +410,12 @@ impl<'a> World<'a> {
     fn send(&mut self, (set, me): Place, up: Vec<Up>, down: Vec<Decision>) {
         let near = self.sets[set].nodes[me].node.neighbours().clone();
         if let Some(parent) = near.parent.filter(|_| !up.is_empty()) {
-            self.deliver(set, me, parent, Event::FromChild((set, parent), up));
+            self.deliver(set, me, parent, Event::FromChild((set, parent), me, up));
         }
         if !down.is_empty() {
             let down = Arc::new(down);
             for child in near.children {
-                self.deliver(set, me, child, Event::FromParent((set, child), Arc::clone(&down)));
+                self.deliver(set, me, child, Event::FromParent((set, child), me, Arc::clone(&down)));
             }
         }
     }
@@ -447,6 +463,7 @@ impl<'a> World<'a> {
                 if !std::mem::take(&mut member.joined) {
                     return Err(format!("rank {rank} had not joined when all had"));
                 }
+                member.moved = now;
                 let nth = member.joins.len();
                 member.joins.push(last);
                 let joins = &mut self.sets[set].joins;
@@ -475,6 +492,13 @@ impl<'a> World<'a> {
             }
             Action::Heard(..) => {}
             Action::Asked => self.member(place).node.answer(format!("rank {rank} is in a test")),
+            Action::Silent(member, _) => {
+                let rank = self.sets[set].members[member];
+                if !self.programs[rank].dead {
+                    return Err(format!("rank {rank} counts as lost, and is not"));
+                }
+                self.member(place).node.lost(now, member, lost(rank));
+            }
             Action::Stalled(report) => self.report.stalls[set][me].push((report, now)),
             Action::Tune(threshold) => self.member(place).limits.threshold = threshold,
             Action::Over(error) => self.end(place, &error)?,
@@ -626,6 +650,7 @@ impl<'a> World<'a> {
         if !as_expected {
             return Err(format!("rank {rank}: {name} ({}) came to {text:?}, not to {:?}", ticket.tag, ticket.fails));
         }
+        self.member(place).moved = self.now;
         let key = (place.0, name.to_owned(), ticket.tag);
         let first = self.report.verdicts.entry(key).or_insert_with(|| text.clone());
         if *first != text {
@@ -650,6 +675,9 @@ impl<'a> World<'a> {
         }
         for (set, Set { nodes, members, .. }) in self.sets.iter().enumerate() {
             let dead: Vec<Rank> = members.iter().copied().filter(|m| self.programs[*m].dead).collect();
+            // No connection tells of a rank that has stopped: nobody looks for it unless somebody waits.
+            let stopped = |rank: &Rank| self.scenario.stops.iter().any(|(stops, _)| stops == rank);
+            let stops = dead.iter().any(stopped);
             let alive = || nodes.iter().filter(|m| !self.programs[m.rank].dead);
             for member in alive() {
                 let over = member.node.over();
@@ -657,18 +685,21 @@ impl<'a> World<'a> {
                     return Err(format!("rank {} still waits for {:?}", member.rank, member.tickets));
                 }
                 let named = |e: &Error| matches!(e, Error::PeerLost { rank, .. } if dead.contains(rank));
+                if over.is_none() && stops {
+                    continue;
+                }
                 if !dead.is_empty() && !over.is_some_and(|e| named(e) || matches!(e, Error::Shutdown(_))) {
                     return Err(format!("rank {} ends set {set} with {over:?} although {dead:?} died", member.rank));
                 }
-                if over.is_some() != alive().all(|m| m.node.over().is_some()) {
+                if !stops && over.is_some() != alive().all(|m| m.node.over().is_some()) {
                     return Err(format!("set {set} is over on some ranks only"));
                 }
-                if over.is_some() && !member.node.may_close() {
+                if !stops && over.is_some() && !member.node.may_close() {
                     return Err(format!("rank {} may not close set {set} although it is over", member.rank));
                 }
             }
             let first = &nodes[0].node;
-            if first.over().is_none() && alive().any(|m| m.node.known() != first.known()) {
+            if !stops && first.over().is_none() && alive().any(|m| m.node.known() != first.known()) {
                 return Err(format!("members of set {set} know different slots"));
             }
         }
@@ -707,6 +738,15 @@ impl<'a> World<'a> {
     }
 }
 
+impl Member {
+    /// Takes note of whether the program waits in vain, as an engine's watcher does.
+    fn look_for_waiting(&mut self, now: Time) {
+        let idle = self.tickets.is_empty() && !self.joined;
+        self.waiting = if idle { None } else { Some(self.waiting.unwrap_or(now)) };
+        self.node.waits(self.waiting.map(|since| since.max(self.moved)));
+    }
+}
+
 impl Program {
     fn is_over(&self) -> bool {
         self.dead || (self.steps.is_empty() && self.waits.is_none() && self.joining.is_none() && !self.sleeps)
@@ -732,6 +772,8 @@ fn open(scenario: &Scenario, members: &[Rank]) -> Set {
         tick: None,
         speaks: false,
         links: BTreeMap::new(),
+        waiting: None,
+        moved: Time::ZERO,
     };
     let nodes = members.iter().enumerate().map(node).collect();
     Set { members: members.to_vec(), nodes, history: History::default(), joins: Vec::new() }

@@ -1,0 +1,86 @@
+//! Watching over the neighbours: who is gone, who does not answer, and what becomes of the job then.
+
+use corro_core::Error;
+
+use crate::coordinator::Time;
+use crate::message::{Decision, Up};
+use crate::pulse::Findings;
+
+use super::{Action, Node, VERDICT_TIME};
+
+impl Node {
+    /// Since when something here has waited without anything getting on; `None`: nothing waits. To be said now and then:
+    /// a member whose program waits in vain looks whether its neighbours are still there.
+    pub fn waits(&mut self, since: Option<Time>) {
+        self.pulse.waits(since);
+    }
+
+    /// A neighbour has said something. (What, is told by [`Node::hear_child`] and [`Node::hear_parent`].)
+    pub fn heard_from(&mut self, now: Time, member: usize) {
+        self.pulse.heard(now, member);
+    }
+
+    /// Something went wrong here that ends the job for all.
+    pub fn fail(&mut self, now: Time, error: Error) {
+        self.now = now;
+        if self.over.is_some() || self.suspicion.is_some() {
+            return;
+        }
+        self.suspect(error.clone());
+        self.tell_root(Up::Failed(self.rank, error));
+    }
+
+    /// A neighbour is gone: its connection has broken, or it does not answer. (Whoever has said goodbye may go: that is no
+    /// loss.)
+    pub fn lost(&mut self, now: Time, member: usize, error: Error) {
+        self.now = now;
+        if self.neighbours.parent == Some(member) {
+            return self.decide(Decision::Failed(error));
+        }
+        // It won't say goodbye any more.
+        self.count_bye();
+        if self.over.is_none() {
+            // Certain, unlike what was suspected before.
+            self.suspect(error.clone());
+            self.tell_root(Up::Lost(error));
+        }
+    }
+
+    /// From now on the root has some time to say what failed first.
+    fn suspect(&mut self, error: Error) {
+        if self.root.is_none() {
+            let until = self.suspicion.as_ref().map_or(self.now + VERDICT_TIME, |(_, until)| *until);
+            self.suspicion = Some((error, until));
+        }
+    }
+
+    /// The parent wants to know whether this member is there: somebody waits.
+    pub(super) fn asked_by_parent(&mut self) {
+        self.pulse.was_asked(self.now);
+        self.up.push(Up::Here);
+    }
+
+    /// The same of a child.
+    pub(super) fn asked_by_child(&mut self) {
+        self.pulse.was_asked(self.now);
+        // One answer is for all children.
+        if !self.down.contains(&Decision::Here) {
+            self.down.push(Decision::Here);
+        }
+    }
+
+    pub(super) fn look_at_neighbours(&mut self) {
+        if self.pulse.next_look().is_none_or(|at| self.now < at) {
+            return;
+        }
+        let Findings { ask, lost } = self.pulse.look(self.now);
+        let parent = self.neighbours.parent;
+        if ask.iter().any(|member| Some(*member) == parent) {
+            self.up.push(Up::AreYouThere);
+        }
+        if ask.iter().any(|member| Some(*member) != parent) {
+            self.down.push(Decision::AreYouThere);
+        }
+        self.actions.extend(lost.into_iter().map(|(member, time)| Action::Silent(member, time)));
+    }
+}
