@@ -144,12 +144,18 @@ impl Core {
         lock(&self.over).clone()
     }
 
+    /// Takes note of a set's end, without doing anything about it: whoever learns of it later finds the engine over.
+    pub(crate) fn note_end(&self, id: u32, error: &Error) {
+        if id == GLOBAL {
+            *lock(&self.over) = Some(error.clone());
+        }
+    }
+
     /// A set has come to its end. If it is the global one, so have all.
     pub(crate) fn ended(&self, id: u32, error: &Error) {
         if id != GLOBAL {
             return;
         }
-        *lock(&self.over) = Some(error.clone());
         // After an orderly shutdown what was agreed on before still runs, and may have to be opened first.
         if !matches!(error, Error::Shutdown(_)) {
             self.fabric.give_up(error.clone());

@@ -453,8 +453,8 @@ impl Node {
         if self.over.is_some() {
             return;
         }
-        if let Some((error, _)) = self.suspicion.take_if(|(_, until)| now >= *until) {
-            return self.decide(Decision::Failed(error));
+        if self.verdict_at().is_some_and(|at| now >= at) {
+            return self.give_verdict();
         }
         if self.leave_at().is_some_and(|at| now >= at) {
             let waited = now.saturating_sub(self.moved).as_secs_f64();
@@ -471,7 +471,7 @@ impl Node {
         if self.over.is_some() {
             return None;
         }
-        let verdict = self.suspicion.as_ref().map(|(_, until)| *until);
+        let verdict = self.verdict_at();
         let overdue = self.overdue_at().map(|(_, at)| at).min();
         let root = self.root.as_ref().and_then(|r| r.next_tick());
         [verdict, self.leave_at(), overdue, self.pulse.next_look(), root].into_iter().flatten().min()
@@ -823,10 +823,41 @@ mod tests {
         let mut ranks = Ranks::new(3, Rules::default());
         let error = Error::peer_lost(0, "here", "gone");
         ranks.nodes[1].fail(ranks.now, Error::Bug("mine".into()));
+        ranks.nodes[1].heard_from(ranks.now, 0);
         ranks.nodes[1].tick(VERDICT_TIME);
         assert_eq!(ranks.nodes[1].over(), Some(&Error::Bug("mine".into())));
         ranks.nodes[2].lost(ranks.now, 0, error.clone());
         assert_eq!(ranks.nodes[2].over(), Some(&error), "nobody is left to tell it more");
+    }
+
+    #[test]
+    fn if_the_parent_does_not_answer_either_it_is_the_one_to_blame() {
+        let mut ranks = Ranks::new(3, Rules::default());
+        ranks.nodes[1].fail(ranks.now, Error::peer_lost(2, "here", "it has left"));
+        assert_eq!(ranks.nodes[1].flush(ranks.now).0[0], Up::AreYouThere);
+        ranks.nodes[1].tick(VERDICT_TIME);
+        assert!(ranks.nodes[1].take_actions().is_empty(), "it may be slow");
+        let last = ranks.nodes[1].next_tick().unwrap();
+        assert!(last > VERDICT_TIME && last < Rules::default().timeout / 4, "{last:?}");
+        ranks.nodes[1].tick(last);
+        assert!(matches!(ranks.nodes[1].take_actions()[..], [Action::Silent(0, _)]));
+    }
+
+    #[test]
+    fn what_is_seen_in_the_tree_counts_more_than_what_is_seen_in_a_collective() {
+        let mut ranks = Ranks::new(7, Rules::default());
+        ranks.nodes[5].fail(ranks.now, Error::peer_lost(4, "here", "it has left"));
+        ranks.settle();
+        assert!(ranks.told().is_empty(), "the root listens");
+        ranks.nodes[2].lost(ranks.now, 6, Error::peer_lost(6, "here", "gone"));
+        ranks.settle();
+        assert_eq!(ranks.told(), ["over: lost rank 6 on here: gone"]);
+        let mut ranks = Ranks::new(7, Rules::default());
+        ranks.nodes[5].fail(ranks.now, Error::peer_lost(4, "here", "it has left"));
+        ranks.nodes[4].fail(ranks.now, Error::peer_lost(3, "here", "stuck"));
+        ranks.settle();
+        ranks.pass(VERDICT_TIME / 2);
+        assert_eq!(ranks.told(), ["over: lost rank 3 on here: stuck"], "who accuses another is not the cause");
     }
 
     #[test]

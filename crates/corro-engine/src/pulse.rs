@@ -76,6 +76,25 @@ impl Pulse {
         self.told = self.told.max(now + self.limit / 2);
     }
 
+    /// Asks one of them out of turn, if it is watched. True if it is to be told.
+    pub fn ask(&mut self, now: Time, member: usize) -> bool {
+        match self.peers.iter_mut().find(|p| p.member == member && p.asked.is_none()) {
+            Some(peer) => {
+                peer.asked = Some(now);
+                self.was_asked(now);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// If one of them was asked and has not said a word since: when it must have, if somebody wants to know sooner than
+    /// usual, and how long it has been silent.
+    pub fn owes_answer(&self, now: Time, member: usize) -> Option<(Time, Duration)> {
+        let peer = self.peers.iter().find(|p| p.member == member)?;
+        Some((peer.asked? + self.limit / 8, now.saturating_sub(peer.heard)))
+    }
+
     /// When to look, if nothing happens before.
     pub fn next_look(&self) -> Option<Time> {
         let begins = if self.told > self.looked { Some(self.looked) } else { self.begins() }?;
@@ -187,10 +206,22 @@ mod tests {
     }
 
     #[test]
+    fn one_may_be_asked_out_of_turn() {
+        let mut pulse = Pulse::new(LIMIT, [1, 2]);
+        pulse.heard(at(9), 1);
+        assert!(pulse.ask(at(10), 1) && !pulse.ask(at(10), 1), "once is enough");
+        assert_eq!(pulse.owes_answer(at(10), 1), Some((at(11), at(1))));
+        assert_eq!(pulse.look(at(10)), asks(&[2]), "somebody wants to know");
+        pulse.heard(at(11), 1);
+        assert_eq!(pulse.owes_answer(at(11), 1), None);
+    }
+
+    #[test]
     fn without_a_limit_nobody_is_ever_asked() {
         let mut pulse = Pulse::new(Duration::ZERO, [1]);
         pulse.waits(Some(at(0)));
         pulse.was_asked(at(3));
+        assert!(!pulse.ask(at(3), 1));
         assert_eq!((pulse.next_look(), pulse.look(at(1000))), (None, Findings::default()));
     }
 }

@@ -1,5 +1,7 @@
 //! Watching over the neighbours: who is gone, who does not answer, and what becomes of the job then.
 
+use std::time::Duration;
+
 use corro_core::Error;
 
 use crate::coordinator::Time;
@@ -48,10 +50,34 @@ impl Node {
 
     /// From now on the root has some time to say what failed first.
     fn suspect(&mut self, error: Error) {
-        if self.root.is_none() {
-            let until = self.suspicion.as_ref().map_or(self.now + VERDICT_TIME, |(_, until)| *until);
-            self.suspicion = Some((error, until));
+        let Some(parent) = self.neighbours.parent else { return };
+        let until = self.suspicion.as_ref().map_or(self.now + VERDICT_TIME, |(_, until)| *until);
+        self.suspicion = Some((error, until));
+        // Its word comes through the parent. If that one does not answer, no word will come, and it is the one to blame:
+        // others may have left because of it.
+        if self.pulse.ask(self.now, parent) {
+            self.up.push(Up::AreYouThere);
         }
+    }
+
+    /// When this member goes by what it has seen itself: when the root's time is over, and the parent has answered, or had
+    /// the time to.
+    pub(super) fn verdict_at(&self) -> Option<Time> {
+        let (_, until) = self.suspicion.as_ref()?;
+        Some(self.parent_owes_answer().map_or(*until, |(at, _)| at.max(*until)))
+    }
+
+    /// Goes by what it has seen itself.
+    pub(super) fn give_verdict(&mut self) {
+        let Some((error, _)) = self.suspicion.take() else { return };
+        match (self.neighbours.parent, self.parent_owes_answer()) {
+            (Some(parent), Some((_, silence))) => self.actions.push(Action::Silent(parent, silence)),
+            _ => self.decide(Decision::Failed(error)),
+        }
+    }
+
+    fn parent_owes_answer(&self) -> Option<(Time, Duration)> {
+        self.pulse.owes_answer(self.now, self.neighbours.parent?)
     }
 
     /// The parent wants to know whether this member is there: somebody waits.
