@@ -171,8 +171,8 @@ pub fn ranges(mut slots: Vec<Slot>) -> Vec<SlotRange> {
     let mut ranges: Vec<SlotRange> = Vec::new();
     for slot in slots {
         match ranges.last_mut() {
-            Some(last) if slot == last.first + last.count => last.count += 1,
-            Some(last) if slot < last.first + last.count => {}
+            Some(last) if slot - last.first == last.count => last.count += 1,
+            Some(last) if slot - last.first < last.count => {}
             _ => ranges.push(SlotRange { first: slot, count: 1 }),
         }
     }

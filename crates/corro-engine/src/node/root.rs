@@ -429,9 +429,9 @@ impl Node {
 
 /// Whether these groups run as a whole, and are not what a plan had left of them when it ended.
 fn has_whole_groups(agreed: &[Arc<Agreed>]) -> bool {
-    let mut left: HashMap<u64, usize> = HashMap::default();
+    let mut groups: HashMap<u64, (usize, usize)> = HashMap::default();
     for (number, size) in agreed.iter().filter_map(|a| a.group) {
-        *left.entry(number).or_insert(size) -= 1;
+        groups.entry(number).or_insert((0, size)).0 += 1;
     }
-    left.values().all(|left| *left == 0)
+    groups.values().all(|(here, size)| here == size)
 }
