@@ -391,6 +391,7 @@ mod tests {
             shape: Shape(vec![4]),
             device: Device::Cpu,
             group: None,
+            room: None,
         }
     }
 

@@ -22,18 +22,29 @@ pub(crate) struct Tensor {
     pub(crate) output: Output,
     /// Whether the factor that comes first was applied: a batch may be withdrawn and run again.
     pub(crate) prescaled: bool,
+    /// Why this member can't have the result, although all take part.
+    pub(crate) refused: Option<Box<Error>>,
 }
+
+/// What became of each tensor of a batch, on this member.
+pub(crate) type Outcomes = SmallVec<[Result<Outcome>; 1]>;
 
 /// Runs one batch. `tensors[i]` belongs to `agreed[i]`. If this gives [`Error::Withdrawn`], the tensors can be run again.
 /// Otherwise there is an outcome for each, or one error for all.
+///
+/// A member that has no place for its result takes part nevertheless, with memory of the engine's own: the others are
+/// in the collective already. Only its own ticket fails.
 pub(crate) fn run(
     group: &mut Group,
     members: &[Rank],
     agreed: &[Arc<Agreed>],
     tensors: &mut [Tensor],
     planned: bool,
-) -> Result<SmallVec<[Outcome; 1]>> {
+) -> Result<Outcomes> {
     let Some(first) = agreed.first() else { return Ok(SmallVec::new()) };
+    for agreed in agreed {
+        check(agreed, group.size())?;
+    }
     match &first.kind {
         Kind::Allreduce { .. } => allreduce(group, agreed, tensors, planned),
         Kind::Allgather => allgather(group, agreed, tensors),
@@ -46,26 +57,32 @@ pub(crate) fn run(
         Kind::Reducescatter { .. } => each(agreed, tensors, |agreed, tensor| reducescatter(group, agreed, tensor)),
         Kind::Barrier => {
             group.barrier()?;
-            Ok(smallvec![Outcome::default()])
+            Ok(smallvec![Ok(Outcome::default())])
         }
         Kind::AddSet { .. } | Kind::RemoveSet { .. } => Err(Error::Bug("process sets are not collectives".into())),
     }
 }
 
+/// An error if what all have agreed on, as a peer tells it, can't have come from matching their requests.
+fn check(agreed: &Agreed, members: usize) -> Result<()> {
+    let shapes = if agreed.kind.has_free_rows() { members } else { 1 };
+    let has_rows = !agreed.kind.needs_rows() || agreed.shapes.iter().all(|shape| !shape.0.is_empty());
+    let has_splits = agreed.splits.iter().all(|splits| splits.is_empty() || splits.len() == members);
+    if agreed.shapes.len() == shapes && has_rows && has_splits {
+        return Ok(());
+    }
+    Err(Error::Malformed(format!("tensor {} is to run with {} shapes", agreed.name, agreed.shapes.len())))
+}
+
 fn each(
     agreed: &[Arc<Agreed>],
     tensors: &mut [Tensor],
-    mut act: impl FnMut(&Agreed, &mut Tensor) -> Result<Outcome>,
-) -> Result<SmallVec<[Outcome; 1]>> {
+    mut act: impl FnMut(&Agreed, &mut Tensor) -> Result<Result<Outcome>>,
+) -> Result<Outcomes> {
     agreed.iter().zip(tensors).map(|(agreed, tensor)| act(agreed, tensor)).collect()
 }
 
-fn allreduce(
-    group: &mut Group,
-    agreed: &[Arc<Agreed>],
-    tensors: &mut [Tensor],
-    planned: bool,
-) -> Result<SmallVec<[Outcome; 1]>> {
+fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], planned: bool) -> Result<Outcomes> {
     let Some((op, pre, post)) = agreed[0].kind.reduction() else { return Err(no_reduction()) };
     let dtype = agreed[0].dtype;
     for (agreed, tensor) in agreed.iter().zip(tensors.iter_mut()) {
@@ -94,14 +111,9 @@ fn allreduce(
 }
 
 /// Allgathers all tensors of the batch at once: what each member brings is put in a row.
-fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) -> Result<SmallVec<[Outcome; 1]>> {
+fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) -> Result<Outcomes> {
     let n = group.size();
     let bytes = |a: &Agreed, member: usize| a.shapes[member].bytes(a.dtype);
-    for a in agreed {
-        if a.shapes.len() != n {
-            return Err(Error::Bug(format!("{} shapes of tensor {} for {n} members", a.shapes.len(), a.name)));
-        }
-    }
     let shapes: Vec<Shape> = agreed.iter().map(|a| rows_together(&a.shapes)).collect();
     for ((a, tensor), shape) in agreed.iter().zip(tensors.iter_mut()).zip(&shapes) {
         tensor.allocate(shape, a.dtype)?;
@@ -139,7 +151,7 @@ fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) 
     Ok(tensors.iter_mut().zip(shapes).map(|(t, shape)| t.outcome(shape)).collect())
 }
 
-fn broadcast(group: &mut Group, root: usize, agreed: &Agreed, tensor: &mut Tensor) -> Result<Outcome> {
+fn broadcast(group: &mut Group, root: usize, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
     if group.rank() != root {
         tensor.input = None;
     }
@@ -148,7 +160,7 @@ fn broadcast(group: &mut Group, root: usize, agreed: &Agreed, tensor: &mut Tenso
     Ok(tensor.outcome(agreed.shapes[0].clone()))
 }
 
-fn alltoall(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<Outcome> {
+fn alltoall(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
     let (n, me) = (group.size(), group.rank());
     let row_shape: Vec<usize> = agreed.shapes[0].0.iter().skip(1).copied().collect();
     let row = Shape(row_shape.clone()).bytes(agreed.dtype)?;
@@ -168,10 +180,10 @@ fn alltoall(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<O
     tensor.allocate(&shape, agreed.dtype)?;
     let Tensor { input: Some(input), output: Output::InPlace(output), .. } = tensor else { return Err(no_memory()) };
     group.alltoall_bytes(input.as_slice(), &bytes(&table[me]), output.as_mut_slice(), &bytes(&received), longest)?;
-    Ok(Outcome { received_splits: received, ..tensor.outcome(shape) })
+    Ok(tensor.outcome(shape).map(|outcome| Outcome { received_splits: received, ..outcome }))
 }
 
-fn reducescatter(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<Outcome> {
+fn reducescatter(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
     let Some((op, pre, post)) = agreed.kind.reduction() else { return Err(no_reduction()) };
     let shape = &agreed.shapes[0];
     let rows = shape.0.first().copied().unwrap_or(0);
@@ -217,21 +229,24 @@ impl Tensor {
         Ok(())
     }
 
-    /// Makes a place for the result, if none was given.
+    /// Makes a place for the result, if none was given. One that does not fit is replaced, and the ticket will fail.
     fn allocate(&mut self, shape: &Shape, dtype: DType) -> Result<()> {
         let bytes = shape.bytes(dtype)?;
-        let buffer = match std::mem::take(&mut self.output) {
-            Output::InPlace(buffer) => buffer,
-            Output::Allocate(allocate) => allocate(shape)?,
-            Output::None => vec![0; bytes].into(),
+        let place = match std::mem::take(&mut self.output) {
+            Output::InPlace(buffer) => Ok(buffer),
+            Output::Allocate(allocate) => allocate(shape),
+            Output::None => Ok(vec![0; bytes].into()),
         };
-        let len = buffer.len();
-        self.output = Output::InPlace(buffer);
-        if len == bytes {
-            Ok(())
-        } else {
-            Err(Error::Usage(format!("a result of {bytes} bytes was given a place of {len}")))
-        }
+        let place = place.and_then(|buffer| {
+            let len = buffer.len();
+            let wrong = || Error::Usage(format!("a result of {bytes} bytes was given a place of {len}"));
+            if len == bytes { Ok(buffer) } else { Err(wrong()) }
+        });
+        self.output = Output::InPlace(place.unwrap_or_else(|error| {
+            self.refused.get_or_insert(Box::new(error));
+            vec![0; bytes].into()
+        }));
+        Ok(())
     }
 
     fn place(&mut self) -> Result<&mut Buffer> {
@@ -241,12 +256,15 @@ impl Tensor {
         }
     }
 
-    fn outcome(&mut self, shape: Shape) -> Outcome {
+    fn outcome(&mut self, shape: Shape) -> Result<Outcome> {
+        if let Some(error) = self.refused.take() {
+            return Err(*error);
+        }
         let output = match std::mem::take(&mut self.output) {
             Output::InPlace(buffer) => Some(buffer),
             _ => None,
         };
-        Outcome { output, shape, ..Outcome::default() }
+        Ok(Outcome { output, shape, ..Outcome::default() })
     }
 }
 

@@ -6,6 +6,7 @@
 use std::borrow::Borrow;
 use std::fmt::Write as _;
 
+use corro_core::shape::share;
 use corro_core::{DType, Error, Rank, Result, Shape};
 use serde::{Deserialize, Serialize};
 
@@ -78,7 +79,47 @@ pub fn match_requests<R: Borrow<Request>>(requests: &[(Rank, R)], joined: &[Rank
     check.equal("Mismatched groups", |r| {
         r.group.map_or("no group".into(), |(_, n)| format!("a group of {n} tensors"))
     })?;
-    Ok(agreed(&requests))
+    let agreed = agreed(&requests);
+    check_room(&requests, &agreed)?;
+    Ok(agreed)
+}
+
+/// An error if a rank has given a place of the wrong size for its result.
+fn check_room(requests: &[(Rank, &Request)], agreed: &Agreed) -> Result<()> {
+    for (member, (rank, request)) in requests.iter().enumerate() {
+        let Some(room) = request.room else { continue };
+        let bytes = result_shape(agreed, member, requests.len()).bytes(agreed.dtype)?;
+        if room != bytes {
+            return Err(Error::Mismatch(format!(
+                "Mismatched output size for tensor {}: rank {rank} has given a place of {room} bytes for a result of \
+                 {bytes}",
+                agreed.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The shape of what a member gets, of those that deal out rows or put them together.
+fn result_shape(agreed: &Agreed, member: usize, members: usize) -> Shape {
+    let mut shape = agreed.shapes[0].clone();
+    let rows = |shape: &Shape| shape.0.first().copied().unwrap_or(0);
+    let all = match &agreed.kind {
+        Kind::Allgather => agreed.shapes.iter().map(rows).fold(0, usize::saturating_add),
+        Kind::Alltoall { .. } => {
+            let sent = agreed.shapes.iter().zip(&agreed.splits).map(|(shape, splits)| match splits.get(member) {
+                Some(split) => *split,
+                None => rows(shape) / members,
+            });
+            sent.fold(0, usize::saturating_add)
+        }
+        Kind::Reducescatter { .. } => share(rows(&shape), members, member).len(),
+        _ => return shape,
+    };
+    if let Some(rows) = shape.0.first_mut() {
+        *rows = all;
+    }
+    shape
 }
 
 fn agreed(requests: &[(Rank, &Request)]) -> Agreed {
@@ -145,6 +186,8 @@ fn ranks(who: &[Rank]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use corro_core::ReduceOp;
 
     use super::*;
@@ -155,7 +198,7 @@ mod tests {
 
     fn request(kind: Kind) -> Request {
         let shape = Shape(vec![2, 3]);
-        Request { name: "g".into(), kind, dtype: DType::F32, shape, device: Device::Cpu, group: None }
+        Request { name: "g".into(), kind, dtype: DType::F32, shape, device: Device::Cpu, group: None, room: None }
     }
 
     /// Four ranks of which rank 2 asks for something else.
@@ -229,5 +272,30 @@ mod tests {
     fn long_lists_of_ranks_are_cut() {
         assert_eq!(ranks(&[3]), "rank 3");
         assert_eq!(ranks(&(0..256).collect::<Vec<_>>()), "ranks 0, 1, 2, 3, 4, 5 and 250 more");
+    }
+
+    #[test]
+    fn a_place_of_the_wrong_size_is_a_mismatch() {
+        let of = |kind: Kind, rows: usize, room: usize| {
+            Arc::new(Request { shape: Shape(vec![rows, 2]), room: Some(room * 8), ..request(kind) })
+        };
+        let verdict =
+            |requests: [Arc<Request>; 3]| match_requests(&[0, 4, 7].into_iter().zip(requests).collect::<Vec<_>>(), &[]);
+        let one = 1f64.to_bits();
+        let scatter = || Kind::Reducescatter { op: ReduceOp::Sum, prescale: one, postscale: one };
+        let swap = |splits: &[usize]| Kind::Alltoall { splits: splits.to_vec() };
+        let fine = [
+            [of(Kind::Allgather, 1, 6), of(Kind::Allgather, 2, 6), of(Kind::Allgather, 3, 6)],
+            [of(scatter(), 5, 2), of(scatter(), 5, 2), of(scatter(), 5, 1)],
+            [of(swap(&[1, 2, 3]), 6, 3), of(swap(&[0, 0, 4]), 4, 4), of(swap(&[]), 6, 9)],
+        ];
+        for requests in fine {
+            assert_eq!(verdict(requests.clone()).err(), None);
+            let mut wrong = requests;
+            let room = wrong[1].room.map(|room| room + 8);
+            Arc::make_mut(&mut wrong[1]).room = room;
+            let error = verdict(wrong).unwrap_err().to_string();
+            assert!(error.starts_with("Mismatched output size") && error.contains("rank 4"), "{error}");
+        }
     }
 }

@@ -132,6 +132,8 @@ pub struct Request {
     pub device: Device,
     /// The number of its group and how many tensors that has; they complete together.
     pub group: Option<(u64, usize)>,
+    /// Bytes of the place that was given for the result, where its size depends on the other ranks.
+    pub room: Option<usize>,
 }
 
 /// An error if such a tensor could not be run whatever the others ask for.

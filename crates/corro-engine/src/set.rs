@@ -70,8 +70,8 @@ impl ProcessSet {
         let neighbours = neighbours(&hosts(core, &members), FAN_OUT, me);
         let wires = Wires::open(fabric, group_id(serial, 0), &members, &neighbours)?;
         let withdrawal = Withdrawal::default();
-        let (timeout, watches) = (fabric.settings().timeout, id == crate::submission::GLOBAL);
-        let rules = Rules { timeout, watches, ..core.options.rules() };
+        let timeout = fabric.settings().timeout;
+        let rules = Rules { timeout, watches: id == crate::submission::GLOBAL, ..core.options.rules() };
         let node = Node::new(fabric.rank(), members.clone(), neighbours, rules);
         let watched = wires.watched()?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -207,7 +207,7 @@ impl ProcessSet {
         let record = st.recorder.submitted(&request.name, request.kind.name(), request.bytes(), now);
         self.core.observers.submitted(now, &request);
         let Submission { input, output, .. } = submission;
-        let tensor = Tensor { input, output, prescaled: false };
+        let tensor = Tensor { input, output, prescaled: false, refused: None };
         let entry = Entry { tensor: Some(tensor), verdict: None, promise: Arc::clone(&promise), record, since: now };
         if st.node.submit_to_plan(now, &request) {
             st.entries.insert(request.name, entry);
@@ -397,6 +397,7 @@ impl ProcessSet {
                     .flat_map(|agreed| agreed.iter().map(|a| a.name.clone()))
                     .collect();
                 // First, so that a program that hears of it from its ticket finds the engine over.
+                self.core.note_end(self.id, &error);
                 st.after.push(After::Over(error.clone()));
                 // What runs is still being used; it fails when it comes back.
                 let waiting = |(name, entry): (&String, &Entry)| {

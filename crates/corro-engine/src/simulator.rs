@@ -210,5 +210,6 @@ pub fn allreduce(name: &str, elements: usize) -> Request {
         shape: Shape(vec![elements]),
         device: Device::Cpu,
         group: None,
+        room: None,
     }
 }

@@ -34,9 +34,11 @@ pub type Allocate = Box<dyn FnOnce(&Shape) -> Result<Buffer> + Send>;
 /// Where a result goes.
 #[derive(Default)]
 pub enum Output {
-    /// Into this buffer. If there is no input, it also holds what this rank brings.
+    /// Into this buffer. If there is no input, it also holds what this rank brings. If the result turns out to have another
+    /// size, the tensor fails on all ranks.
     InPlace(Buffer),
-    /// Into what this gives, called with the result's shape once that is known. May run on any thread.
+    /// Into what this gives, called with the result's shape once that is known. May run on any thread. If it fails, or gives
+    /// a place of another size, this rank's ticket fails; the others have their results.
     Allocate(Allocate),
     /// Into memory of the engine's own; or there is none.
     #[default]
@@ -127,7 +129,11 @@ impl Submission {
             (None, _) if matches!(self.kind, Kind::Barrier | Kind::AddSet { .. } | Kind::RemoveSet { .. }) => None,
             (None, _) => return Err(Error::Usage(format!("tensor {name} was submitted without data"))),
         };
-        if let Some(given) = given.filter(|g| *g != bytes) {
+        let room = match &self.output {
+            Output::InPlace(buffer) if in_place => Some(buffer.len()),
+            _ => None,
+        };
+        if let Some(given) = given.into_iter().chain(room).find(|g| *g != bytes) {
             return Err(Error::Usage(format!(
                 "tensor {name} of shape {} and type {} has {bytes} bytes, but {given} were given",
                 self.shape, self.dtype
@@ -138,6 +144,10 @@ impl Submission {
 
     /// The request that ranks compare.
     pub(crate) fn request(&mut self, group: Option<(u64, usize)>) -> Request {
+        let room = match &self.output {
+            Output::InPlace(buffer) if self.kind.needs_rows() => Some(buffer.len()),
+            _ => None,
+        };
         Request {
             name: std::mem::take(&mut self.name),
             kind: self.kind.clone(),
@@ -145,6 +155,7 @@ impl Submission {
             shape: std::mem::take(&mut self.shape),
             device: self.device,
             group,
+            room,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use corro_core::{DType, Error, ReduceOp, Shape};
-use corro_engine::{Kind, Level, Log, Options, StallLimits, Submission};
+use corro_engine::{Allocate, Kind, Level, Log, Options, Output, StallLimits, Submission};
 use support::{numbers, of, on_hosts, on_ranks, sum};
 
 fn text<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -38,6 +38,60 @@ fn a_mismatch_fails_those_tensors_everywhere_and_nothing_else() {
 }
 
 #[test]
+fn a_place_of_the_wrong_size_fails_that_tensor_everywhere_and_nothing_else() {
+    for kind in [Kind::Allgather, Kind::Alltoall { splits: vec![] }, reducescatter()] {
+        let texts = on_ranks(2, move |engine| {
+            let with_room = |name: &str, bytes: usize| Submission {
+                output: Output::InPlace(vec![0; bytes].into()),
+                ..of(name, kind.clone(), &[2], &[1.0, 2.0])
+            };
+            let fits = if matches!(kind, Kind::Allgather) {
+                16
+            } else if matches!(kind, Kind::Alltoall { .. }) {
+                8
+            } else {
+                4
+            };
+            let good = engine.submit(with_room("good", fits)).unwrap();
+            let bad = engine.submit(with_room("bad", if engine.rank() == 1 { fits + 1 } else { fits })).unwrap();
+            let text = text(bad.wait());
+            good.wait().unwrap();
+            assert_eq!(numbers(engine.run(sum("x", &[1.0, 2.0])).unwrap()), [2.0, 4.0]);
+            text
+        });
+        assert!(texts[0].contains("Mismatched output size") && texts[0].contains("rank 1"), "{texts:?}");
+        assert_eq!(texts[0], texts[1]);
+    }
+}
+
+#[test]
+fn a_rank_that_finds_no_room_for_a_result_fails_alone() {
+    for steps in [1, 10] {
+        on_ranks(3, move |engine| {
+            for step in 0..steps {
+                let odd = engine.rank() == 1 && step + 1 == steps;
+                let room: Allocate = Box::new(move |shape: &Shape| match shape.bytes(DType::F32)? {
+                    _ if odd && steps == 1 => Err(Error::io("making room", "there is none")),
+                    bytes => Ok(vec![0; bytes + usize::from(odd)].into()),
+                });
+                let gather = of("g", Kind::Allgather, &[1], &[engine.rank() as f32]);
+                let result = engine.run(Submission { output: Output::Allocate(room), ..gather });
+                match result {
+                    Ok(outcome) => assert!(!odd && numbers(outcome) == [0.0, 1.0, 2.0]),
+                    Err(error) => assert!(odd, "{error}"),
+                }
+            }
+            assert_eq!(numbers(engine.run(sum("x", &[1.0])).unwrap()), [3.0]);
+        });
+    }
+}
+
+fn reducescatter() -> Kind {
+    let one = 1f64.to_bits();
+    Kind::Reducescatter { op: ReduceOp::Sum, prescale: one, postscale: one }
+}
+
+#[test]
 fn wrong_calls_are_refused_at_once() {
     on_ranks(2, |engine| {
         let first = engine.submit(sum("same", &[1.0])).unwrap();
@@ -57,6 +111,11 @@ fn wrong_calls_are_refused_at_once() {
             );
             let short = Submission::allreduce("short", ReduceOp::Sum, DType::F32, Shape(vec![4]), vec![0; 3].into());
             assert!(text(engine.submit(short)).contains("has 16 bytes, but 3 were given"));
+            let cramped = Submission {
+                output: Output::InPlace(vec![0; 3].into()),
+                ..of("cramped", Kind::Broadcast { root: 0 }, &[1], &[1.0])
+            };
+            assert!(text(engine.submit(cramped)).contains("has 4 bytes, but 3 were given"));
         }
         assert_eq!(numbers(first.wait().unwrap()), [2.0]);
     });

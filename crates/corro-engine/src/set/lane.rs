@@ -13,7 +13,7 @@ use super::state::{After, Batch, Entry, Running, State};
 use super::{ProcessSet, group_id, lock};
 use crate::autotune::Change;
 use crate::clock::{Estimate, PeerClock, RoundTrip};
-use crate::executor::{self, Tensor};
+use crate::executor::{self, Outcomes, Tensor};
 use crate::node::Gear;
 use crate::observers::Ran;
 use crate::recorder::State as Stage;
@@ -56,7 +56,7 @@ impl ProcessSet {
         let observers = &self.core.observers;
         observers.submitted(began, &request);
         observers.begins(began, true, &agreed);
-        let mut tensor = Tensor { input: submission.input, output: submission.output, prescaled: false };
+        let mut tensor = Tensor { input: submission.input, output: submission.output, prescaled: false, refused: None };
         let result = executor::run(group, &self.members, &agreed, std::slice::from_mut(&mut tensor), true);
         let ended = self.core.now();
         let mut st = lock(&self.state);
@@ -68,7 +68,7 @@ impl ProcessSet {
             drop(st);
             observers.metrics.completed([ended.saturating_sub(began)]);
             observers.ran(&Ran { set: self.id, agreed: &agreed, began, ended, gear: Gear::Plan, well: true });
-            return Ok(outcomes.pop().ok_or_else(|| Error::Bug("a tensor without an outcome".into())));
+            return Ok(outcomes.pop().unwrap_or_else(|| Err(Error::Bug("a tensor without an outcome".into()))));
         }
         // From here on it goes the long way.
         let promise = Promise::new();
@@ -165,7 +165,7 @@ impl ProcessSet {
     }
 
     /// Keeps the promises of a batch, or puts its tensors back.
-    fn finish(&self, st: &mut State, now: Duration, batch: Batch, result: Result<SmallVec<[Outcome; 1]>>) {
+    fn finish(&self, st: &mut State, now: Duration, batch: Batch, result: Result<Outcomes>) {
         let Batch { agreed, mine, tensors, .. } = batch;
         let is_mine = |i: usize| *mine.get(i).unwrap_or(&true);
         match result {
@@ -173,9 +173,14 @@ impl ProcessSet {
                 st.moved = now;
                 for (_, (agreed, outcome)) in agreed.iter().zip(outcomes).enumerate().filter(|(i, _)| is_mine(*i)) {
                     let Some(entry) = st.entries.remove(&agreed.name) else { continue };
-                    st.recorder.came_to(entry.record, Stage::Done, now);
-                    self.core.observers.metrics.completed([now.saturating_sub(entry.since)]);
-                    st.after.push(After::Keep(entry.promise, Ok(outcome)));
+                    match &outcome {
+                        Ok(_) => {
+                            st.recorder.came_to(entry.record, Stage::Done, now);
+                            self.core.observers.metrics.completed([now.saturating_sub(entry.since)]);
+                        }
+                        Err(error) => st.recorder.failed(entry.record, error, now),
+                    }
+                    st.after.push(After::Keep(entry.promise, outcome));
                 }
             }
             Err(Error::Withdrawn) if st.over.is_none() => {
@@ -281,6 +286,6 @@ impl ProcessSet {
     }
 }
 
-fn one_outcome<T>(_: T) -> SmallVec<[Outcome; 1]> {
-    smallvec![Outcome::default()]
+fn one_outcome<T>(_: T) -> Outcomes {
+    smallvec![Ok(Outcome::default())]
 }
