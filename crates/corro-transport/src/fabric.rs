@@ -15,6 +15,7 @@ use crate::link::Link;
 use crate::mem::Hub;
 use crate::secret::Secret;
 use crate::shm::meet::{Invitation, Seats, meet};
+use crate::shm::pool::{Pool, Pools};
 use crate::shm::segment::Sizes;
 use crate::shm::stream::RingStream;
 use crate::shm::team::{Hosts, Member, Team};
@@ -118,6 +119,7 @@ pub struct Fabric {
     settings: Settings,
     may_spin: bool,
     reach: Reach,
+    pools: Arc<Pools>,
 }
 
 /// What lies between ranks.
@@ -178,7 +180,7 @@ impl Fabric {
         // All ranks of the host count, not only those of one group.
         let here = cards.iter().filter(|c| c.locality == cards[rank].locality).count();
         let may_spin = may_spin(&settings, here);
-        Ok(Arc::new(Self { rank, hosts: host_names(&cards), cards, settings, may_spin, reach }))
+        Ok(Arc::new(Self { rank, hosts: host_names(&cards), cards, settings, may_spin, reach, pools: Arc::default() }))
     }
 
     /// Fabrics for threads of this process: `hosts[r]` is the (simulated) host of rank `r`.
@@ -193,7 +195,15 @@ impl Fabric {
                 let reach = Reach::Threads(Arc::clone(&hub));
                 let may_spin = may_spin(settings, hosts.len());
                 let (hosts, cards) = (host_names(&cards), cards.clone());
-                Arc::new(Self { rank, hosts, cards, settings: settings.clone(), may_spin, reach })
+                Arc::new(Self {
+                    rank,
+                    hosts,
+                    cards,
+                    settings: settings.clone(),
+                    may_spin,
+                    reach,
+                    pools: Arc::default(),
+                })
             })
             .collect()
     }
@@ -236,6 +246,22 @@ impl Fabric {
         let Channel { team, links } = self.channel(id, members, sizes)?;
         let streams = to.into_iter().map(|member| links.first_stream(member)).collect::<Result<_>>()?;
         Ok(Wires { streams, _team: team })
+    }
+
+    /// Makes memory that `members` share, `bytes` for each. All of them must call this, with a number that is theirs alone.
+    /// `None` unless there are several and all are on one host.
+    pub fn pool(self: &Arc<Self>, id: GroupId, members: &[Rank], bytes: usize) -> Result<Option<Arc<Pool>>> {
+        let here = |r: &Rank| self.cards.get(*r).is_some_and(|c| c.locality == self.cards[self.rank].locality);
+        if members.len() < 2 || !members.iter().all(here) {
+            return Ok(None);
+        }
+        let sizes = |ranks| Sizes { slot: MEETING_SLOT, workspace: 0, ..Sizes::for_team(ranks, bytes) };
+        let Channel { team, links } = self.channel(id, members, sizes)?;
+        let Some(team) = team else { return Ok(None) };
+        let pool = Pool { id, ranks: members.to_vec(), me: links.me, segment: team.into_segment() };
+        let pool = Arc::new(pool);
+        self.pools.add(&pool);
+        Ok(Some(pool))
     }
 
     fn channel(self: &Arc<Self>, id: GroupId, members: &[Rank], sizes: impl FnOnce(usize) -> Sizes) -> Result<Channel> {
@@ -394,7 +420,7 @@ impl Links {
         let segment = Arc::clone(&seats.segment);
         let mut team = Team::new(segment, members, me, self.fabric.may_spin, hosts, self.withdrawal.clone());
         team.try_peeking(self.fabric.settings.connect_timeout)?;
-        Ok(Some(team))
+        Ok(Some(team.with_pools(Arc::clone(&self.fabric.pools))))
     }
 
     fn member(&self, rank: Rank, seats: &Seats, seat: usize) -> Member {

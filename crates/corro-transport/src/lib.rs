@@ -39,6 +39,7 @@ mod tls;
 pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Settings, Wires};
 pub use link::{Incoming, Link, Outgoing};
 pub use place::Place;
+pub use shm::pool::{Pool, Pooled};
 pub use shm::team::{Member, Source, Span, Target, Team};
 pub use stream::{Broken, Stream};
 pub use withdrawal::Withdrawal;
