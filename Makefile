@@ -37,11 +37,13 @@ lint: ## format, clippy, floors, generated files
 		|| { echo "docs/environment.md is stale: run 'make gen'"; exit 1; }
 
 unit: ## unit, conformance, fault and process tests
+	scripts/mpi_env
 	$(CARGO) test --workspace
 
 python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch
 	CORRO_GLIBC=here scripts/wheel
 	scripts/python_test new
+	$(CARGO) test --quiet -p corro-launch --test surroundings -- --ignored torchrun
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
 	scripts/wheel
@@ -62,6 +64,11 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	bench/setup
 	.venv-bench/bin/python bench/collectives.py
 	.venv-bench/bin/python bench/two_hosts.py
+	scripts/wheel
+	scripts/python_install new
+	.venv-test/bin/python bench/startup.py
+	.venv-test/bin/python bench/python_ops.py
+	.venv-test/bin/python bench/training.py
 
 versions: wheel ## the same wheel with an old torch, and with Python 3.12 where there is one
 	scripts/python_test old

@@ -40,6 +40,7 @@ def ranks_part(result: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
 
     small, large = torch.ones(SMALL), torch.ones(LARGE)
+    shared = hvd.shared_empty(LARGE).fill_(1)
     many = [torch.ones(ELEMENTS) for _ in range(TENSORS)]
 
     def corro_many() -> None:
@@ -63,6 +64,10 @@ def ranks_part(result: Path) -> None:
         "4 B, corro allreduce_ without a name": (lambda: hvd.allreduce_(small, op=hvd.Max), 500),
         "4 B, gloo": (lambda: dist.all_reduce(small, dist.ReduceOp.MAX), 500),
         "64 MiB, corro allreduce_": (lambda: hvd.allreduce_(large, op=hvd.Max, name="large"), 3),
+        "64 MiB, corro allreduce_ in shared memory": (
+            lambda: hvd.allreduce_(shared, op=hvd.Max, name="shared"),
+            3,
+        ),
         "64 MiB, gloo": (lambda: dist.all_reduce(large, dist.ReduceOp.MAX), 3),
         "100 x 40 KB, corro": (corro_many, 20),
         "100 x 40 KB, corro without names": (corro_many_unnamed, 20),

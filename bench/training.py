@@ -23,6 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from python_ops import start_store  # noqa: E402
 
 ROUNDS = 7
+# Without communication; with nothing but a barrier after each step, which is what waiting for the slower rank costs
+# whoever communicates; Corro; Corro with CORRO_SHARED_GRADIENTS=1; DDP.
+WAYS = ("none", "wait", "corro", "shared", "ddp")
 
 
 def models(torch):
@@ -74,6 +77,10 @@ def ranks_part(result: Path) -> None:
         called = model
         if way == "corro":
             optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        elif way == "shared":
+            os.environ["CORRO_SHARED_GRADIENTS"] = "1"
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+            del os.environ["CORRO_SHARED_GRADIENTS"]
         elif way == "ddp":
             called = torch.nn.parallel.DistributedDataParallel(model)
 
@@ -81,12 +88,14 @@ def ranks_part(result: Path) -> None:
             optimizer.zero_grad()
             cross_entropy(called(x), y).backward()
             optimizer.step()
+            if way == "wait":
+                hvd.barrier()
 
         return step
 
     times = {}
     for name, (model, x, y) in models(torch).items():
-        steps = {way: step_of(way, model, x, y) for way in ("none", "corro", "ddp")}
+        steps = {way: step_of(way, model, x, y) for way in WAYS}
         rounds = {way: [] for way in steps}
         for round_number in range(ROUNDS + 1):
             for way, step in steps.items():
@@ -124,10 +133,16 @@ def main() -> None:
     result.unlink()
 
     print(f"\n{options.ranks} ranks, one thread each; milliseconds a step, median of {ROUNDS} rounds\n")
-    print(f"{'model':42s} {'alone':>8s} {'corro':>8s} {'ddp':>8s}   {'corro adds':>10s} {'ddp adds':>10s}")
+    print(f"{'':42s} {'alone':>8s}   what is added by {'waiting':>8s} {'corro':>8s} {'shared':>8s} {'ddp':>8s}   corro / ddp")
     for name, rounds in times.items():
-        none, corro, ddp = (statistics.median(rounds[way]) for way in ("none", "corro", "ddp"))
-        print(f"{name:42s} {none:8.1f} {corro:8.1f} {ddp:8.1f}   {corro - none:10.1f} {ddp - none:10.1f}")
+        none = statistics.median(rounds["none"])
+        # Rounds are compared with their neighbours: the machine may change from one to the next.
+        added = {
+            way: statistics.median(time - alone for time, alone in zip(rounds[way], rounds["none"], strict=True))
+            for way in WAYS[1:]
+        }
+        columns = " ".join(f"{added[way]:8.1f}" for way in WAYS[1:])
+        print(f"{name:42s} {none:8.1f}                    {columns}   {added['corro'] / added['ddp']:11.2f}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,15 @@ class Output:
     def __dlpack__(self, *, stream: Any = None, **ignored: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+def setting(name: str) -> str | None:
+    """What the user set for the knob called `name` (without prefix); None when it is unset or empty."""
+
+def flag(name: str, default: bool = False) -> bool:
+    """Horovod's rule: true if the leading integer of the value is above zero; the common words work too."""
+
+def foreign(name: str) -> str | None:
+    """A variable that another launcher or the system sets; None when it is unset or empty."""
+
 def init() -> None: ...
 def shutdown() -> None: ...
 def is_initialized() -> bool: ...
@@ -93,6 +102,11 @@ def wait(handle: int) -> Any:
 
 def join() -> int: ...
 def barrier(set_id: int | None) -> None: ...
+def shared_memory(set_id: int | None, bytes: int) -> Output | None:  # noqa: A002
+    """Memory that the ranks of a set share, if all are on one host: tensors that lie there at the same places on all of
+    them are reduced without a copy. All must call this, in the same order.
+    """
+
 def add_process_set(ranks: Sequence[int]) -> int: ...
 def remove_process_set(set_id: int) -> bool: ...
 def process_set(set_id: int) -> list[int] | None: ...
@@ -104,8 +118,11 @@ def metrics() -> str:
 def flight_record() -> str:
     """The last operations of this rank, as text."""
 
-def start_job(wanted: dict[str, Any]) -> tuple[list[bytes | None], str | None]:
-    """Runs a job to its end: the results of its ranks, and why it failed, if it did. See `corro.runner`."""
+def start_job(wanted: dict[str, Any]) -> tuple[list[bytes | None], tuple[str, int | None] | None]:
+    """Runs a job to its end: the results of its ranks; why it failed, if it did, and because of which rank.
+
+    See `corro.runner`.
+    """
 
 def payload() -> bytes:
     """In a rank: what the starter of the job has sent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,10 @@ def test_on_all_ranks(file: Path, size: int) -> None:
 @pytest.mark.parametrize("overlap", ["0", "1"])
 def test_training_with_and_without_overlap(overlap: str) -> None:
     run_file(HERE / "parallel" / "test_torch_training.py", 2, CORRO_OVERLAP=overlap)
+
+
+def test_training_with_gradients_in_shared_memory() -> None:
+    run_file(HERE / "parallel" / "test_torch_training.py", 2, CORRO_SHARED_GRADIENTS="1")
 
 
 def run_file(file: Path, size: int, **variables: str) -> None:
@@ -137,6 +142,33 @@ if hvd.rank() == 0:
 hvd.barrier()
 """,
     ),
+    "more unnamed operations than there are names, in different orders": (
+        2,
+        """
+import torch, corro.torch as hvd
+hvd.init()
+n = 700
+def submit():
+    return [hvd.allreduce_async(torch.full((2,), float(i)), op=hvd.Sum) for i in range(n)]
+def check(handles):
+    for i, handle in enumerate(handles):
+        assert hvd.synchronize(handle).tolist() == [2.0 * i] * 2, i
+# Rank 0 submits them all before it comes to what rank 1 waits for first.
+if hvd.rank() == 0:
+    handles = submit()
+    hvd.broadcast_(torch.ones(1), 0, name="first")
+    check(handles)
+    hvd.barrier()
+else:
+    hvd.broadcast_(torch.ones(1), 0, name="first")
+    handles = submit()
+    hvd.barrier()
+    check(handles)
+groups = [hvd.grouped_allreduce_async([torch.ones(1), torch.ones(2)], op=hvd.Sum) for _ in range(n)]
+for handle in reversed(groups):
+    assert [t.sum().item() for t in hvd.synchronize(handle)] == [2, 4]
+""",
+    ),
     "numpy arrays from the root": (
         2,
         """
@@ -145,6 +177,11 @@ hvd.init()
 mine = np.arange(6, dtype=np.int16).reshape(2, 3) if hvd.rank() == 1 else None
 got = hvd.broadcast(mine, 1)
 assert got.dtype == np.int16 and got.tolist() == [[0, 1, 2], [3, 4, 5]]
+x = hvd.shared_empty((512, 1024), np.float32)
+assert x.shape == (512, 1024) and x.dtype == np.float32
+x[...] = hvd.rank()
+assert (hvd.allreduce_(x, op=hvd.Sum) == 1).all()
+assert hvd.shared_empty((0, 3)).shape == (0, 3)
 """,
     ),
 }
@@ -157,6 +194,86 @@ def test_job(name: str, tmp_path: Path) -> None:
     script.write_text(text)
     job = run_job(size, sys.executable, str(script))
     assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time, torch, corro.torch as hvd
+call, rounds, word = sys.argv[1:]
+hvd.init()
+x = torch.ones(1 << 16)
+for i in range(int(rounds)):  # many times: then the ranks follow a plan
+    hvd.allreduce_(x, op=hvd.Max, name="again")
+calls = {
+    "allreduce": lambda: hvd.allreduce_(x, op=hvd.Max, name="again"),
+    "synchronize": lambda: hvd.synchronize(handle),
+    "barrier": hvd.barrier,
+    "join": hvd.join,
+}
+def wait_for(path):
+    for _ in range(600):
+        if os.path.exists(path):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path} did not appear within a minute")
+handle = hvd.allreduce_async_(x, op=hvd.Max, name="again") if call == "synchronize" and hvd.rank() == 0 else None
+if hvd.rank() == 0:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        calls[call]()
+    except KeyboardInterrupt:
+        open(word, "w").close()
+    else:
+        raise AssertionError("Ctrl-C had no effect")
+    # The engine is as good as before, and what was interrupted is still under way.
+    if handle is not None:
+        assert not hvd.poll(handle)
+        assert hvd.synchronize(handle) is x
+    del x
+    wait_for(word + " and met")
+else:
+    # The other rank waits for this one, which comes only once that one has been interrupted.
+    wait_for(word)
+    calls["allreduce" if call == "synchronize" else call]()
+    open(word + " and met", "w").close()
+if call != "join":
+    assert hvd.allreduce(torch.ones(4), op=hvd.Sum).tolist() == [2.0] * 4
+"""
+
+
+@pytest.mark.parametrize("rounds", [1, 60])
+@pytest.mark.parametrize("call", ["allreduce", "synchronize", "barrier", "join"])
+def test_ctrl_c_while_waiting_for_others(call: str, rounds: int, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(INTERRUPTED)
+    job = run_job(2, sys.executable, str(script), call, str(rounds), str(tmp_path / "interrupted"))
+    assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("wanted", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_ends_ranks_that_wait(wanted: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import sys, time, corro\ncorro.init()\nprint('here', flush=True)\n"
+        "time.sleep(600) if corro.rank() else corro._native.barrier(0)\n"
+    )
+    command = [program(), "run", "-np", "2", sys.executable, str(script), "--mark", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        for _ in range(2):
+            assert "here" in job.stdout.readline()
+        job.send_signal(wanted)
+        _, errors = job.communicate(timeout=60)
+    assert job.returncode == 128 + wanted, errors
+    assert f"signal {wanted:d}" in errors or wanted.name in errors, errors
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _read(path)]
+    assert not left
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _where(add: int) -> tuple[int, int]:
@@ -175,6 +292,53 @@ def test_a_function_as_a_job() -> None:
         assert corro.run(_where, kwargs={"add": 0}, np=1) == [(0, 1)]
 
 
+def test_parameters_of_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import corro
+
+    def told() -> str | None:
+        print("from a worker")
+        return os.environ.get("TOLD")
+
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# ours\n\nlocalhost slots=2\n")
+    options = {"env": {"TOLD": "yes"}, "hostfile": str(hosts), "use_mpi": True, "disable_cache": True}
+    options |= {"start_timeout": 30, "executable": sys.executable, "output_filename": str(tmp_path / "out")}
+    assert corro.run(told, num_proc=2, network_interfaces=["lo"], verbose=2, **options) == ["yes", "yes"]
+    assert "from a worker" in (tmp_path / "out" / "rank.1" / "stdout").read_text()
+    out, err = capfd.readouterr()
+    assert "[1]<stdout>:from a worker" in out
+    assert "needs no MPI" in err
+    for wrong, word in [
+        ({"num_proc": 3, "hosts": "localhost:2"}, "more processes"),
+        ({"num_proc": 1, "ssh_port": 99999}, "--ssh-port"),
+        ({"num_proc": 1, "start_timeout": -1}, "--start-timeout"),
+        ({"num_proc": 2, "min_num_proc": 3}, "--min-np"),
+        ({"num_proc": 1, "cooldown_range": (5, 1)}, "--blacklist-cooldown-range"),
+        ({"num_proc": 1, "hosts": "local host"}, "local host"),
+    ]:
+        with pytest.raises(ValueError, match=word):
+            corro.run(told, **wrong)
+
+
+def test_run_goes_through_ssh_as_told(tmp_path: Path) -> None:
+    import corro
+
+    # In place of ssh: notes how it was called, and refuses.
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\necho "Permission denied" >&2\nexit 255\n')
+    ssh.chmod(0o755)
+    path = os.environ["PATH"]
+    os.environ["PATH"] = f"{tmp_path}:{path}"
+    try:
+        with pytest.raises(RuntimeError, match=r"elsewhere\.invalid"):
+            corro.run(_where, num_proc=1, hosts="elsewhere.invalid:1", ssh_port=2222, ssh_identity_file="/the/key")
+    finally:
+        os.environ["PATH"] = path
+    called = (tmp_path / "called").read_text()
+    assert "2222" in called
+    assert "/the/key" in called
+
+
 def test_a_function_that_fails() -> None:
     import corro
 
@@ -183,6 +347,11 @@ def test_a_function_that_fails() -> None:
 
     with pytest.raises(RuntimeError, match="exited with non-zero status"):
         corro.run(fail, num_proc=2)
+    with pytest.raises(RuntimeError, match=r"rank \d") as failure:
+        corro.run(_where, args=("text",), num_proc=2)
+    cause = failure.value.__cause__
+    assert isinstance(cause, TypeError)
+    assert any("_where" in note for note in getattr(cause, "__notes__", ["_where"])), cause
     with pytest.raises(ValueError, match="hosts and hostfile"):
         corro.run(fail, hosts="localhost:1", hostfile="hosts")
     with pytest.raises(ValueError, match="use_gloo and use_mpi"):

@@ -37,6 +37,15 @@ impl<'a, 'b> Pieces<'a, 'b> {
 
     /// Calls `act` with each fragment of `range` and where that fragment begins, counted from the start of `range`.
     pub(crate) fn for_each(&mut self, range: Range<usize>, mut act: impl FnMut(usize, &mut [u8])) {
+        let mut at = 0;
+        self.for_each_within(range, |_, _, fragment| {
+            act(at, fragment);
+            at += fragment.len();
+        });
+    }
+
+    /// As [`Pieces::for_each`], but says of each fragment in which buffer it lies and where it begins there.
+    pub(crate) fn for_each_within(&mut self, range: Range<usize>, mut act: impl FnMut(usize, usize, &mut [u8])) {
         if range.is_empty() {
             return;
         }
@@ -47,11 +56,16 @@ impl<'a, 'b> Pieces<'a, 'b> {
             let end = self.starts[i + 1].min(range.end);
             if end > at {
                 let from = at - self.starts[i];
-                act(at - range.start, &mut self.buffers[i][from..from + (end - at)]);
+                act(i, from, &mut self.buffers[i][from..from + (end - at)]);
                 at = end;
             }
             i += 1;
         }
+    }
+
+    /// The buffers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.buffers.iter().map(|buffer| &**buffer)
     }
 
     /// All of it as one buffer, if it is one.

@@ -51,6 +51,7 @@ impl Variable {
         match text.as_str() {
             "true" | "yes" | "on" => true,
             "false" | "no" | "off" => false,
+            "auto" => default,
             other => {
                 let digits: String = other.chars().take_while(char::is_ascii_digit).collect();
                 digits.parse::<u64>().is_ok_and(|n| n > 0)
@@ -167,6 +168,23 @@ variables! {
         "1 or 0: whether waiting ranks of one host may spin before they sleep. By default they do only while every rank has a core of its own.";
     ALGORITHM = "CORRO_ALGORITHM", horovod: None, default: "chosen by size, ranks and hosts",
         "Forces an algorithm (`direct`, `ring`, `halving_doubling`, `tree`, `hierarchical`) wherever it can run, for experiments.";
+    DYNAMIC_PROCESS_SETS = "CORRO_DYNAMIC_PROCESS_SETS", horovod: Some("HOROVOD_DYNAMIC_PROCESS_SETS"), default: "0",
+        "1: Python programs may add and remove process sets after `init`.";
+    ELASTIC = "CORRO_ELASTIC", horovod: Some("HOROVOD_ELASTIC"), default: "0",
+        "1: this process belongs to an elastic job. Set by the launcher.";
+    CHECKS = "CORRO_CHECKS", horovod: None, default: "0",
+        "1: the first step of training is checked for mistakes that otherwise only show as a bad model: different models, parameters that nobody broadcast, ranks on the same data.";
+    SHARED_GRADIENTS = "CORRO_SHARED_GRADIENTS", horovod: None, default: "0",
+        "1: `corro.torch.DistributedOptimizer` lets the gradients of dense models on the CPU live in memory that the ranks of a host share, where they are reduced without a copy. `zero_grad` then fills them with zeros and never drops them.";
+    OVERLAP = "CORRO_OVERLAP", horovod: None, default: "auto",
+        "1 or 0: whether gradients are reduced while the backward pass makes others. By default they are where the ranks' own threads leave cores free.";
+}
+
+/// The knob called `name`, with or without one of its prefixes.
+pub fn find(name: &str) -> Option<&'static Variable> {
+    let is_meant =
+        |v: &&&Variable| v.name == name || v.horovod == Some(name) || v.name.strip_prefix("CORRO_") == Some(name);
+    VARIABLES.iter().find(is_meant).copied()
 }
 
 /// Every name of the knob that Horovod calls `horovod`: ours first where we have one. Setting all of them is how a flag
@@ -214,13 +232,30 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
             "TORCHELASTIC_RESTART_COUNT",
         ],
     ),
+    (
+        "LSF",
+        &[
+            "LSB_JOBID",
+            "LSB_DJOB_HOSTFILE",
+            "LSB_MCPU_HOSTS",
+            "JSM_NAMESPACE_RANK",
+            "JSM_NAMESPACE_SIZE",
+            "JSM_NAMESPACE_LOCAL_SIZE",
+            "JSM_NAMESPACE_ID",
+        ],
+    ),
     ("Kubernetes", &["JOB_COMPLETION_INDEX"]),
     ("the system", &["XDG_RUNTIME_DIR", "HOME", "SSH_CONNECTION", "NO_COLOR"]),
 ];
 
+/// Whether [`FOREIGN`] has this variable.
+pub fn is_foreign(name: &str) -> bool {
+    FOREIGN.iter().any(|(_, names)| names.contains(&name))
+}
+
 /// A variable of [`FOREIGN`], if it is set. An empty value counts as not set.
 pub fn foreign(name: &str) -> Option<String> {
-    debug_assert!(FOREIGN.iter().any(|(_, names)| names.contains(&name)), "{name} is not in the table");
+    debug_assert!(is_foreign(name), "{name} is not in the table");
     read(name)
 }
 
@@ -272,6 +307,14 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), VARIABLES.len());
+    }
+
+    #[test]
+    fn a_knob_is_found_by_all_its_names() {
+        for name in ["TIMELINE", "CORRO_TIMELINE", "HOROVOD_TIMELINE"] {
+            assert_eq!(find(name).map(|v| v.name), Some("CORRO_TIMELINE"), "{name}");
+        }
+        assert!(find("NO_SUCH_KNOB").is_none() && find("").is_none());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use corro_core::{Error, Rank, Result};
+use corro_core::{Buffer, Error, Rank, Result};
 use corro_transport::{Fabric, Settings};
 
 use crate::core::{Core, duplicate};
@@ -11,7 +11,7 @@ use crate::metrics::Snapshot;
 use crate::node::Gear;
 use crate::options::Options;
 use crate::request::Kind;
-use crate::set::{ProcessSet, group_number, set_request};
+use crate::set::{Ended, ProcessSet, group_number, set_request};
 use crate::submission::{GLOBAL, Submission};
 use crate::ticket::{Outcome, Ticket};
 
@@ -146,10 +146,23 @@ impl Engine {
 
     /// Submits a tensor and waits for it: faster than one after the other, since nobody else needs to be woken.
     pub fn run(&self, submission: Submission) -> Result<Outcome> {
+        self.run_while(submission, &mut || true)?.map_err(|_| Error::Bug("nobody said to stop waiting".into()))
+    }
+
+    /// As [`Engine::run`], but asks `go_on` every now and then, and stops waiting if it says no. The tensor is then still
+    /// on its way, and comes back as a ticket. A collective that this rank has begun is not left before the others have
+    /// come or the plan that it belongs to is given up, which takes about a second.
+    pub fn run_while(
+        &self,
+        submission: Submission,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<std::result::Result<Outcome, Ticket>> {
         if submission.set == GLOBAL {
-            return run(&self.0.global, submission);
+            let ended = run(&self.0.global, submission, go_on)?;
+            return Ok(ended.map_err(|promise| Ticket { promise, set: Arc::clone(&self.0.global) }));
         }
-        run(&*self.set(submission.set)?, submission)
+        let set = self.set(submission.set)?;
+        Ok(run(&set, submission, go_on)?.map_err(|promise| Ticket { promise, set }))
     }
 
     fn set(&self, id: u32) -> Result<Arc<ProcessSet>> {
@@ -178,6 +191,13 @@ impl Engine {
         }
         self.run(set_request(Kind::AddSet { ranks: ranks.clone() }))?;
         self.0.core.find(&ranks).ok_or_else(|| Error::Bug("a process set just made is gone".into()))
+    }
+
+    /// Makes memory that the members of a process set share, so many bytes for each; this is the caller's own part of it.
+    /// Tensors that lie there, at the same places on all members, are reduced without a copy. All members must call this,
+    /// in the same order. `None` if they are not all on one host, or there is one only.
+    pub fn shared_memory(&self, set: u32, bytes: usize) -> Result<Option<Buffer>> {
+        self.set(set)?.shared_memory(bytes)
     }
 
     /// Removes a process set. All ranks of the job must call this. False if there is none with this number, or it is the
@@ -257,14 +277,13 @@ impl Engine {
     }
 }
 
-fn run(set: &ProcessSet, submission: Submission) -> Result<Outcome> {
-    let submission = match set.express(submission) {
+fn run(set: &ProcessSet, submission: Submission, go_on: &mut dyn FnMut() -> bool) -> Result<Ended> {
+    let submission = match set.express(submission, go_on) {
         Ok(result) => return result,
         Err(submission) => *submission,
     };
     let promise = set.submit(submission, true)?;
-    set.drive(&promise);
-    promise.take()
+    if set.drive(&promise, go_on) { promise.take().map(Ok) } else { Ok(Err(promise)) }
 }
 
 impl Handle {

@@ -9,12 +9,12 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use corro_core::{Error, GroupId, Rank, Result};
+use corro_core::{Buffer, Error, GroupId, Rank, Result};
 use corro_transport::Withdrawal;
 use rustix::event::{EventfdFlags, eventfd};
 use smallvec::SmallVec;
@@ -36,6 +36,7 @@ mod driving;
 mod lane;
 mod state;
 
+pub(crate) use lane::Ended;
 use lane::Lane;
 use state::{After, Entry, Job, State};
 
@@ -60,7 +61,12 @@ pub(crate) struct ProcessSet {
     /// Wakes the watcher.
     bell: OwnedFd,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// How many pools its members have made.
+    pools: AtomicU64,
 }
+
+/// Among the numbers of a set's groups, where those of its pools begin.
+const POOLS: u64 = 1 << 23;
 
 impl ProcessSet {
     /// Opens the set. All members must do so, with the same serial number, which no other set of the job ever had.
@@ -111,6 +117,7 @@ impl ProcessSet {
             work: Condvar::new(),
             bell,
             threads: Mutex::new(Vec::new()),
+            pools: AtomicU64::new(0),
         });
         // From here on the set hears of deaths, also while it waits for its members to open the lane.
         set.start("watcher", move |set| set.watch(&watched))?;
@@ -135,6 +142,16 @@ impl ProcessSet {
         self.close(why.clone());
         self.stop(global);
         why
+    }
+
+    /// Makes memory that the members share, if all are on one host. All of them must call this, in the same order.
+    pub(crate) fn shared_memory(&self, bytes: usize) -> Result<Option<Buffer>> {
+        if let Some(error) = &lock(&self.state).over {
+            return Err(error.clone());
+        }
+        let number = self.pools.fetch_add(1, Ordering::Relaxed);
+        let pool = self.core.fabric.pool(group_id(self.serial, POOLS | number), &self.members, bytes)?;
+        Ok(pool.map(|pool| pool.part()))
     }
 
     fn start(self: &Arc<Self>, name: &str, act: impl FnOnce(&Arc<Self>) + Send + 'static) -> Result<()> {

@@ -113,7 +113,18 @@ impl Ticket {
 
     /// Waits for the result. The waiting thread does the engine's work meanwhile, which is faster than having it done.
     pub fn wait(self) -> Result<Outcome> {
-        self.set.drive_until(&self.promise);
+        self.set.drive_until(&self.promise, &mut || true);
+        self.promise.take()
+    }
+
+    /// Waits as [`Ticket::wait`] does, but leaves the result where it is, and asks `go_on` every now and then (several times
+    /// a second): if that says no, stops waiting. True if the result is there. See also `Engine::run_while`.
+    pub fn wait_while(&self, go_on: &mut dyn FnMut() -> bool) -> bool {
+        self.set.drive_until(&self.promise, go_on)
+    }
+
+    /// The result, if it is there; only the first who asks gets it.
+    pub fn take(&self) -> Result<Outcome> {
         self.promise.take()
     }
 

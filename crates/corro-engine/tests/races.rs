@@ -34,9 +34,10 @@ mod set {
     pub(crate) struct ProcessSet;
 
     impl ProcessSet {
-        pub(crate) fn drive_until(&self, promise: &Promise) {
-            while !promise.is_kept() && !promise.sleep(std::time::Duration::MAX) {}
+        pub(crate) fn drive_until(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) -> bool {
+            while !promise.is_kept() && go_on() && !promise.sleep(std::time::Duration::MAX) {}
             let _ = self;
+            promise.is_kept()
         }
     }
 }

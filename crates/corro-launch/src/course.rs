@@ -64,6 +64,15 @@ impl Failure {
     }
 }
 
+/// Ranks as people read them: all if they are few, else the first and the last. They are in ascending order.
+pub(crate) fn listed(ranks: &[Rank]) -> String {
+    const FEW: usize = 16;
+    match ranks {
+        [first, .., last] if ranks.len() > FEW => format!("{first} to {last} ({} of them)", ranks.len()),
+        _ => ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -74,8 +83,7 @@ impl std::fmt::Display for Failure {
                 write!(f, "rank {rank} on {host} could not be started: {cause}")
             }
             Self::Host { host, ranks, cause } => {
-                let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
-                write!(f, "lost host {host} with rank {}: {cause}; all other ranks were ended", ranks.join(", "))
+                write!(f, "lost host {host} with rank {}: {cause}; all other ranks were ended", listed(ranks))
             }
             Self::Interrupted { signal } => write!(f, "ended by signal {signal}, and all ranks with it"),
         }
@@ -252,6 +260,12 @@ mod tests {
         c.note(Happening::Exited(0, Ending::Code(1)), now);
         assert_eq!(c.note(Happening::Interrupt(2), now).unwrap().grace, Duration::ZERO);
         assert_eq!(c.failure().unwrap().code(), 130);
+    }
+
+    #[test]
+    fn many_ranks_are_not_all_listed() {
+        assert_eq!((listed(&[2, 3]), listed(&[])), ("2, 3".into(), String::new()));
+        assert_eq!(listed(&(4..1004).collect::<Vec<_>>()), "4 to 1003 (1000 of them)");
     }
 
     #[test]

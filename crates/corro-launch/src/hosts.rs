@@ -34,7 +34,8 @@ pub fn parse_list(text: &str) -> Result<Vec<Host>> {
 /// One host a line: `name slots=4`, `name:4` or `name`; `#` begins a comment, blank lines are fine.
 pub fn parse_file(text: &str, path: &str) -> Result<Vec<Host>> {
     let mut hosts = Vec::new();
-    for (number, line) in text.lines().enumerate() {
+    // Some editors begin a file with a mark that nobody sees.
+    for (number, line) in text.trim_start_matches('\u{feff}').lines().enumerate() {
         let line = line.split('#').next().unwrap_or_default().trim();
         if line.is_empty() {
             continue;
@@ -50,7 +51,21 @@ pub fn parse_file(text: &str, path: &str) -> Result<Vec<Host>> {
     gather(hosts, path)
 }
 
+/// LSF's way: `node1 4 node2 4`.
+pub fn parse_pairs(text: &str) -> Result<Vec<Host>> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let pair = |pair: &[&str]| match pair {
+        [name, slots] => host(name, slots.parse().ok()?),
+        _ => None,
+    };
+    let wrong = || Error::Usage(format!("LSB_MCPU_HOSTS is {text:?}, which is not hosts and their slots in turn"));
+    gather(words.chunks(2).map(|words| pair(words).ok_or_else(wrong)).collect::<Result<_>>()?, "LSB_MCPU_HOSTS")
+}
+
 fn parse_line(line: &str) -> Option<Host> {
+    // `slots = 4` is `slots=4`.
+    let parts: Vec<&str> = line.split('=').map(str::trim).collect();
+    let line = parts.join("=");
     let mut words = line.split_whitespace();
     let (name, mut slots) = split_slots(words.next()?)?;
     for word in words {
@@ -168,10 +183,19 @@ mod tests {
             "# the cluster\n\nnode1 slots=4\n  node2:2   # half\nnode3\n[fd00::1] slots=2 max_slots=4\r\nu@n slots=1\n";
         let hosts = parse_file(text, "hosts").unwrap();
         assert_eq!(shown(&hosts), "node1 4, node2 2, node3 1, fd00::1 2, u@n 1");
+        assert_eq!(shown(&parse_file("\u{feff}a slots = 3\r\nb\tslots= 2\n", "hosts").unwrap()), "a 3, b 2");
         for (text, line) in [("a\nb slots=x\n", "line 2"), ("a slots=1 2", "line 1"), ("a:1 slots=2", "line 1")] {
             assert!(parse_file(text, "hosts").unwrap_err().to_string().contains(line), "{text}");
         }
         assert!(parse_file("# nothing\n", "hosts").unwrap_err().to_string().contains("hosts names no host"));
+    }
+
+    #[test]
+    fn pairs_as_lsf_writes_them() {
+        assert_eq!(shown(&parse_pairs("node1 4 node2 2 node1 1 ").unwrap()), "node1 5, node2 2");
+        for text in ["", "a", "a b", "a 1 b", "-x 1"] {
+            assert!(matches!(parse_pairs(text), Err(Error::Usage(_))), "{text}");
+        }
     }
 
     proptest! {

@@ -19,7 +19,7 @@ use serde_bytes::ByteBuf;
 
 use crate::agent::message::{Order, Report, Start};
 use crate::agent::{self, BEAT};
-use crate::course::{Course, EndAll, Failure, Happening};
+use crate::course::{Course, EndAll, Failure, Happening, listed};
 use crate::leash::{Event, Leash, SharedOutput, lock_soon};
 use crate::output::Output;
 use crate::placement::Assignment;
@@ -272,8 +272,8 @@ impl<'a> Running<'a> {
         let mut failed = Vec::new();
         for (at, assignment) in self.job.placement.iter().enumerate() {
             if let Err(cause) = self.reached(at) {
-                let ranks: Vec<String> = assignment.slots.iter().map(|s| s.rank.to_string()).collect();
-                failed.push(format!("\n  {} (rank {}): {cause}", self.hosts[at].name, ranks.join(", ")));
+                let ranks: Vec<Rank> = assignment.slots.iter().map(|s| s.rank).collect();
+                failed.push(format!("\n  {} (rank {}): {cause}", self.hosts[at].name, listed(&ranks)));
             }
         }
         if failed.is_empty() {

@@ -32,10 +32,19 @@ pub struct Assignment {
     pub slots: Vec<Slot>,
 }
 
+/// No host has that many cores; whoever asks for more has mistyped.
+const MOST_ON_A_HOST: usize = 16_384;
+
 /// Deals `size` ranks to `hosts`. Hosts that get none are left out.
 pub fn place(size: usize, hosts: &[Host]) -> Result<Vec<Assignment>> {
     if size == 0 {
         return Err(Error::Usage("a job of 0 processes: give -np 1 or more".into()));
+    }
+    if let Some(host) = hosts.iter().find(|h| h.slots.min(size) > MOST_ON_A_HOST) {
+        let (name, count) = (&host.name, host.slots.min(size));
+        return Err(Error::Usage(format!(
+            "{count} processes on {name}: a host takes at most {MOST_ON_A_HOST}; give -H with more hosts, or a lower -np"
+        )));
     }
     let slots: usize = hosts.iter().map(|h| h.slots).fold(0, usize::saturating_add);
     if size > slots {

@@ -293,3 +293,24 @@ fn starting_is_quick() {
     // Told above, not judged here: tests share their machine.
     assert!(times[0] < Duration::from_secs(2), "{times:?}");
 }
+
+#[test]
+fn ranks_hear_signals_and_may_clean_up() {
+    for signal in ["INT", "TERM"] {
+        let script = Script::new(&format!(
+            "trap 'echo rank $CORRO_RANK cleaned up; exit 0' {signal}; echo ready; while :; do sleep 0.05; done"
+        ));
+        let mut words = vec!["-np", "2", "--grace-seconds", "60"];
+        words.extend(script.words());
+        let mut running = Running::start(&mut run_command(&words));
+        running.wait_for("[0]<stdout>:ready");
+        running.wait_for("[1]<stdout>:ready");
+        running.signal(signal);
+        let ran = running.end();
+        for rank in 0..2 {
+            assert!(ran.out.contains(&format!("rank {rank} cleaned up")), "{signal}: {ran:?}");
+        }
+        assert_eq!(ran.code, Some(if signal == "INT" { 130 } else { 143 }), "{signal}: {ran:?}");
+        script.assert_gone(Duration::from_secs(10));
+    }
+}

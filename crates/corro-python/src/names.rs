@@ -3,13 +3,13 @@
 //! Ranks find each other's tensors by name, so all must count unnamed ones alike. Horovod counts all operations of a
 //! process in one, for ever. Here each kind of operation counts by itself, in each process set, so that what some ranks do
 //! among themselves does not bring them out of line with the others; and the count starts over at [`CYCLE`], so that
-//! the engine comes to know the names and need not have them announced. A name whose last tensor is still under way
-//! is waited for.
+//! the engine comes to know the names and need not have them announced. A tensor whose name is still another's is
+//! submitted when that one is done (see `handles`).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many unnamed tensors of a kind can be under way in a process set. A fraction of the engine's cache of names, which
+/// How many unnamed tensors of a kind can be agreed on at once in a process set. A fraction of the engine's cache of names, which
 /// the named ones need as well.
 const CYCLE: u64 = 256;
 

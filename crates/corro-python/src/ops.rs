@@ -3,12 +3,13 @@
 #![expect(unsafe_code, reason = "tensors arrive as addresses")]
 
 use corro_core::{Buffer, DType, Error, ReduceOp, Result, Shape};
-use corro_engine::{Device, Kind, Output as Place, Submission};
+use corro_engine::{Device, Kind, Outcome, Output as Place, Submission, Ticket};
+use pyo3::marker::Ungil;
 use pyo3::prelude::*;
 
 use crate::error::{exception, unregistered};
-use crate::gate::outside;
-use crate::handles::{self, Flight, Flights, Pending};
+use crate::gate::{Signals, outside};
+use crate::handles::{self, Pending, Results};
 use crate::job::engine;
 use crate::names;
 use crate::output::Output;
@@ -95,13 +96,34 @@ pub(crate) fn run(
     let allocated = output.is_none();
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
     let name = names::of_one(set, kind, name);
-    let outcome = outside(py, move || {
-        if !name.given {
-            handles::wait_until_free(set, &name.full);
+    let outcome = wait_for_run(py, move |signals| {
+        let free = name.given || handles::wait_until_free(&(set, name.full.clone()), signals);
+        if !free {
+            return Ok(Err(None));
         }
-        engine.run(submission(set, name.full, wanted.kind()?, view, output.as_ref())?)
+        let submission = submission(set, name.full, wanted.kind()?, view, output.as_ref())?;
+        Ok(engine.run_while(submission, &mut || signals.go_on())?.map_err(Some))
     })?;
     Ok(allocated.then(|| Output::new(outcome)))
+}
+
+/// Does `work` until it ends or a signal handler raises. A tensor that is still on its way then keeps the memory it needs.
+fn wait_for_run(
+    py: Python<'_>,
+    work: impl FnOnce(&mut Signals) -> Result<std::result::Result<Outcome, Option<Ticket>>> + Ungil + Send,
+) -> PyResult<Outcome> {
+    let mut signals = Signals::new();
+    match outside(py, || work(&mut signals))? {
+        Ok(outcome) => Ok(outcome),
+        Err(ticket) => {
+            // The caller's frame, and those below it, hold whatever owns the tensors.
+            let keep = py.import("sys")?.getattr("_getframe")?.call0()?.unbind();
+            if let Some(ticket) = ticket {
+                ticket.on_done(move |_| drop(keep));
+            }
+            Err(signals.raised())
+        }
+    }
 }
 
 #[pyfunction]
@@ -128,13 +150,9 @@ pub(crate) fn submit(
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
     let name = names::of_one(set, kind, name);
     let unnamed = (!name.given).then(|| (set, name.full.clone()));
-    let ticket = outside(py, move || {
-        if !name.given {
-            handles::wait_until_free(set, &name.full);
-        }
-        engine.submit(submission(set, name.full, wanted.kind()?, view, output.as_ref())?)
-    })?;
-    Ok(handles::insert(Pending { flights: Flights::One(Flight { ticket, result }), keep, complete }, unnamed))
+    let kind = wanted.kind().map_err(|error| exception(py, &error))?;
+    let submit = move || Ok(vec![engine.submit(submission(set, name.full, kind, view, output.as_ref())?)?]);
+    handles::submit(py, Pending { results: Results::One(result), keep, complete }, unnamed, Box::new(submit))
 }
 
 #[pyfunction]
@@ -164,37 +182,51 @@ pub(crate) fn submit_group(
     let group = names::of_group(set, kind, name);
     let unnamed = (!group.given).then(|| (set, group.full.clone()));
     let mut outputs = outputs.into_iter().flatten();
-    let tickets = outside(py, move || {
-        if !group.given {
-            handles::wait_until_free(set, &group.full);
-        }
+    let kind = wanted.kind().map_err(|error| exception(py, &error))?;
+    let submit = move || {
         let submissions = views
             .into_iter()
             .enumerate()
             .map(|(i, view)| {
                 let name = format!("{}_{}of{count}", group.full, i + 1);
-                submission(set, name, wanted.kind()?, view, outputs.next().as_ref())
+                submission(set, name, kind.clone(), view, outputs.next().as_ref())
             })
             .collect::<Result<Vec<_>>>()?;
         engine.submit_group(submissions)
-    })?;
-    let flights = tickets.into_iter().zip(results).map(|(ticket, result)| Flight { ticket, result }).collect();
-    Ok(handles::insert(Pending { flights: Flights::Group(flights), keep, complete }, unnamed))
+    };
+    handles::submit(py, Pending { results: Results::Group(results), keep, complete }, unnamed, Box::new(submit))
 }
 
 #[pyfunction]
 pub(crate) fn barrier(py: Python<'_>, set_id: Option<u32>) -> PyResult<()> {
     let engine = engine(py)?;
     let set = set_id.ok_or_else(|| unregistered(py))?;
-    outside(py, move || engine.run(Submission { set, ..Submission::barrier() }))?;
+    wait_for_run(py, move |signals| {
+        let barrier = Submission { set, ..Submission::barrier() };
+        Ok(engine.run_while(barrier, &mut || signals.go_on())?.map_err(Some))
+    })?;
     Ok(())
 }
 
 #[pyfunction]
 pub(crate) fn join(py: Python<'_>) -> PyResult<usize> {
     let engine = engine(py)?;
-    outside(py, move || {
-        let outcome = engine.join()?.wait()?;
-        outcome.last_joined.ok_or_else(|| Error::Bug("a join ended without saying who came last".into()))
-    })
+    let outcome = wait_for_run(py, move |signals| {
+        let ticket = engine.join()?;
+        Ok(if ticket.wait_while(&mut || signals.go_on()) { Ok(ticket.take()?) } else { Err(Some(ticket)) })
+    })?;
+    let last = outcome.last_joined;
+    last.ok_or_else(|| exception(py, &Error::Bug("a join ended without saying who came last".into())))
+}
+
+/// Memory that the ranks of a process set share; `None` where they can't, the same on all of them. All must call this.
+#[pyfunction]
+pub(crate) fn shared_memory(py: Python<'_>, set_id: Option<u32>, bytes: usize) -> PyResult<Option<Output>> {
+    let engine = engine(py)?;
+    let set = set_id.ok_or_else(|| unregistered(py))?;
+    let part = outside(py, move || engine.shared_memory(set, bytes))?;
+    Ok(part.map(|part| {
+        let shape = Shape(vec![part.len()]);
+        Output::new(Outcome { output: Some(part), shape, ..Outcome::default() })
+    }))
 }

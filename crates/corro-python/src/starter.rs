@@ -2,14 +2,12 @@
 //! job's authenticated store.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use corro_core::{Error, Result};
-use corro_launch::hosts::{self, Host};
-use corro_launch::output::{Output, Style};
-use corro_launch::{Failure, Job, placement, worker};
+use corro_launch::cli::{self, Asked};
+use corro_launch::{Failure, worker};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -20,54 +18,39 @@ use crate::gate::outside;
 const LOOK: Duration = Duration::from_millis(50);
 const SIGINT: i32 = 2;
 
-/// What is wanted, in the words of `corro.runner.run`.
+/// What is wanted: flags of `corro run` and the command of a rank, and what only a program can give.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Wanted {
+    flags: Vec<String>,
     command: Vec<String>,
-    size: usize,
-    hosts: Option<String>,
     agent: Vec<String>,
     payload: Vec<u8>,
     variables: Vec<(String, String)>,
-    interfaces: Vec<String>,
-    start_timeout: Option<f64>,
-    output_directory: Option<PathBuf>,
-    verbose: bool,
 }
 
 impl Wanted {
-    fn job(&self) -> Result<Job> {
-        let hosts = self.hosts.as_deref().map_or_else(|| Ok(vec![Host::local(self.size)]), hosts::parse_list)?;
-        let words = |words: &[String]| words.iter().map(OsString::from).collect();
-        let mut job = Job::new(words(&self.command), placement::place(self.size, &hosts)?)?;
-        job.agent = words(&self.agent);
-        job.payload = Some(self.payload.clone());
-        job.variables.clone_from(&self.variables);
-        job.interfaces.clone_from(&self.interfaces);
-        job.verbose = self.verbose;
-        if let Some(seconds) = self.start_timeout {
-            job.start_timeout = Duration::try_from_secs_f64(seconds)
-                .map_err(|_| Error::Usage(format!("start_timeout is {seconds}, which is not a number of seconds")))?;
-        }
-        Ok(job)
-    }
-
-    fn output(&self) -> Result<Output> {
-        let style =
-            Style { timestamps: false, colour: false, same_place: false, directory: self.output_directory.clone() };
-        Output::new(style, self.size, [Box::new(std::io::stdout()), Box::new(std::io::stderr())])
+    fn understand(&self) -> Result<Asked> {
+        let words = |words: &[String]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let line = [words(&self.flags), vec!["--".into()], words(&self.command)].concat();
+        let mut asked = cli::understand(&line, Some(&words(&self.agent)))?;
+        asked.job.payload = Some(self.payload.clone());
+        asked.job.variables.extend(self.variables.iter().cloned());
+        Ok(asked)
     }
 }
 
-/// The results of a job's ranks, and why it failed, if it did.
-type Ended = (Vec<Option<Py<PyBytes>>>, Option<String>);
+/// The results of a job's ranks; why it failed, if it did, and because of which rank, if it was one.
+type Ended = (Vec<Option<Py<PyBytes>>>, Option<(String, Option<usize>)>);
 
 /// Runs a job to its end.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "extracted from a Python dict")]
 pub(crate) fn start_job(py: Python<'_>, wanted: Wanted) -> PyResult<Ended> {
-    let (job, output) = outside(py, || Ok((wanted.job()?, wanted.output()?)))?;
+    let Asked { job, output, remarks } = outside(py, || wanted.understand())?;
+    for remark in remarks {
+        eprintln!("corro.run: {remark}");
+    }
     let (sender, control) = channel();
     let running = std::thread::spawn(move || {
         job.run(output, move |control| {
@@ -92,7 +75,10 @@ pub(crate) fn start_job(py: Python<'_>, wanted: Wanted) -> PyResult<Ended> {
         return Err(error);
     }
     let outcome = outcome.map_err(|error| exception(py, &error))?;
-    let failure = outcome.failure.as_ref().map(|failure| describe(failure, &outcome.last_lines));
+    let failure = outcome.failure.as_ref().map(|failure| {
+        let rank = if let Failure::Rank { rank, .. } = failure { Some(*rank) } else { None };
+        (describe(failure, &outcome.last_lines), rank)
+    });
     let results = outcome.results.into_iter().map(|bytes| bytes.map(|bytes| PyBytes::new(py, &bytes).unbind()));
     Ok((results.collect(), failure))
 }

@@ -16,6 +16,7 @@ use crate::mem::Hub;
 use crate::patience::{GivenUp, Patience};
 use crate::secret::Secret;
 use crate::shm::meet::{Invitation, Seats, meet};
+use crate::shm::pool::{Pool, Pools};
 use crate::shm::segment::Sizes;
 use crate::shm::stream::RingStream;
 use crate::shm::team::{Hosts, Member, Team};
@@ -120,6 +121,7 @@ pub struct Fabric {
     may_spin: bool,
     reach: Reach,
     given_up: GivenUp,
+    pools: Arc<Pools>,
 }
 
 /// What lies between ranks.
@@ -188,6 +190,7 @@ impl Fabric {
             may_spin,
             reach,
             given_up: GivenUp::default(),
+            pools: Arc::default(),
         }))
     }
 
@@ -203,8 +206,8 @@ impl Fabric {
                 let reach = Reach::Threads(Arc::clone(&hub));
                 let may_spin = may_spin(settings, hosts.len());
                 let (hosts, cards) = (host_names(&cards), cards.clone());
-                let (settings, given_up) = (settings.clone(), GivenUp::default());
-                Arc::new(Self { rank, cards, hosts, settings, may_spin, reach, given_up })
+                let (settings, given_up, pools) = (settings.clone(), GivenUp::default(), Arc::default());
+                Arc::new(Self { rank, cards, hosts, settings, may_spin, reach, given_up, pools })
             })
             .collect()
     }
@@ -263,6 +266,22 @@ impl Fabric {
         let Channel { team, links } = self.channel(id, members, sizes, Withdrawal::default())?;
         let streams = to.into_iter().map(|member| links.first_stream(member)).collect::<Result<_>>()?;
         Ok(Wires { streams, _team: team })
+    }
+
+    /// Makes memory that `members` share, `bytes` for each. All of them must call this, with a number that is theirs alone.
+    /// `None` unless there are several and all are on one host.
+    pub fn pool(self: &Arc<Self>, id: GroupId, members: &[Rank], bytes: usize) -> Result<Option<Arc<Pool>>> {
+        let here = |r: &Rank| self.cards.get(*r).is_some_and(|c| c.locality == self.cards[self.rank].locality);
+        if members.len() < 2 || !members.iter().all(here) {
+            return Ok(None);
+        }
+        let sizes = |ranks| Sizes { slot: MEETING_SLOT, workspace: 0, ..Sizes::for_team(ranks, bytes) };
+        let Channel { team, links } = self.channel(id, members, sizes, Withdrawal::default())?;
+        let Some(team) = team else { return Ok(None) };
+        let pool = Pool { id, ranks: members.to_vec(), me: links.me, segment: team.into_segment() };
+        let pool = Arc::new(pool);
+        self.pools.add(&pool);
+        Ok(Some(pool))
     }
 
     fn channel(
@@ -427,7 +446,7 @@ impl Links {
         let segment = Arc::clone(&seats.segment);
         let mut team = Team::new(segment, members, me, self.fabric.may_spin, hosts, self.withdrawal.clone());
         team.try_peeking(self.fabric.settings.connect_timeout)?;
-        Ok(Some(team))
+        Ok(Some(team.with_pools(Arc::clone(&self.fabric.pools))))
     }
 
     /// How long the others may take to come.

@@ -42,6 +42,7 @@ pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Settings, Wires};
 pub use link::{Incoming, Link, Outgoing};
 pub use patience::Patience;
 pub use place::Place;
+pub use shm::pool::{Pool, Pooled};
 pub use shm::team::{Member, Source, Span, Target, Team};
 pub use stream::{Broken, Stream};
 pub use withdrawal::Withdrawal;

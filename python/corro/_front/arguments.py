@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from corro import _native
 from corro._errors import HorovodInternalError
 from corro._front.process_sets import ProcessSet, global_process_set
 
@@ -64,6 +65,22 @@ def rows_per_rank(rows: int, size: int) -> list[int]:
     """How a reducescatter deals `rows` to `size` ranks: the first ones get one more."""
     # Division only, so that it also works on the symbols a compiler has for unknown numbers.
     return [(rows + size - 1 - rank) // size for rank in range(size)]
+
+
+def require_rows(kind: str, shape: Sequence[Any]) -> None:
+    """Refuses a scalar where the operation works on rows."""
+    if not len(shape):
+        raise ValueError(f"{kind} of a rank-zero tensor is not supported: a scalar has no rows. Use tensor.reshape(1).")
+
+
+def rows_to_send(shape: Sequence[int], splits: Any, dimensions: int, process_set: ProcessSet) -> list[int]:
+    """The rows of an alltoall for each rank, checked; empty means equal parts. `dimensions` are those of `splits`."""
+    _native.rank()  # raises when not initialised
+    require_rows("alltoall", shape)
+    if dimensions > 1:
+        raise ValueError(f"splits must be one-dimensional, but have {dimensions} dimensions.")
+    # A set that is not registered has no size to compare with; the engine refuses it.
+    return alltoall_splits(splits, shape[0], set_size(process_set) or 1)
 
 
 def alltoall_splits(splits: Sequence[int], rows: int, size: int) -> list[int]:

@@ -23,11 +23,11 @@ from corro._front.arguments import (
     Min,
     Product,
     Sum,
-    alltoall_splits,
     non_empty,
     reduction,
+    require_rows,
+    rows_to_send,
     scatter_reduction,
-    set_size,
 )
 from corro._front.basics import (
     cross_rank,
@@ -45,6 +45,7 @@ from corro._front.basics import (
 )
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from corro._front.waiting import barrier, join, poll, synchronize
 from corro._native import Output
 
 __all__ = [
@@ -90,6 +91,7 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "shared_empty",
     "shutdown",
     "size",
     "start_timeline",
@@ -319,13 +321,8 @@ def alltoall_async(
     array: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     source = _readable(array)
-    if source.ndim == 0:
-        raise ValueError("alltoall of a rank-zero tensor is not supported: a scalar has no rows to send.")
-    _native.rank()  # raises when not initialised
     given: Any = [] if splits is None else np.asarray(splits, np.int32 if not len(splits) else None)
-    if np.ndim(given) > 1:
-        raise ValueError(f"splits must be one-dimensional, but have {np.ndim(given)} dimensions.")
-    numbers = alltoall_splits(list(given), source.shape[0], set_size(process_set) or 1)
+    numbers = rows_to_send(source.shape, given, np.ndim(given), process_set)
     sent = source[: sum(numbers)] if numbers else source
     set_id = process_set.process_set_id
     return _native.submit("alltoall", _view(sent), None, set_id, name, sent, sent, _with_splits, splits=numbers)
@@ -376,26 +373,20 @@ def grouped_reducescatter(
 
 def _with_rows(array: Any) -> Array:
     source = _readable(array)
-    if source.ndim == 0:
-        raise ValueError("reducescatter of a rank-zero tensor is not supported: a scalar has no rows to share out.")
+    require_rows("reducescatter", source.shape)
     return source
 
 
-def join() -> int:
-    """Says that this rank has no more data. It takes part with zeros until all have joined; gives the last to do so."""
-    return _native.join()
+def shared_empty(shape: Any, dtype: Any = np.float64, process_set: ProcessSet = global_process_set) -> Array:
+    """An uninitialised array in memory that the ranks of the host share; elsewhere, an ordinary one.
 
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until all ranks of the set are here."""
-    _native.barrier(process_set.process_set_id)
-
-
-def poll(handle: int) -> bool:
-    """Whether the operation has ended, so that `synchronize` would not wait."""
-    return _native.poll(handle)
-
-
-def synchronize(handle: int) -> Any:
-    """Waits for an asynchronous operation and gives its result. A handle can be used once."""
-    return _native.wait(handle)
+    `allreduce_` of such an array (1 MiB and more) copies nothing. All ranks of the set must call this, in the same order
+    and with the same shape.
+    """
+    array = np.empty(0, dtype)
+    _view(array)  # raises for a dtype that is not supported
+    size = int(np.prod(shape, dtype=np.int64)) * array.itemsize
+    memory = _native.shared_memory(process_set.process_set_id, size) if size else None
+    if memory is None:
+        return np.empty(shape, dtype)
+    return np.asarray(memory)[:size].view(array.dtype).reshape(shape)

@@ -1,7 +1,18 @@
 """`corro.run`: a Python function as a job of several processes.
 
 The function travels to the workers, and their results travel back, as cloudpickle's bytes through the job's own store,
-to which nobody is admitted who cannot prove the job's secret.
+to which nobody is admitted who cannot prove the job's secret. Everything else is what `corro run` does: the parameters
+become its flags.
+
+    import corro
+
+    def train(rate):
+        import corro.torch as hvd
+        hvd.init()
+        return hvd.rank(), rate
+
+    if __name__ == "__main__":
+        print(corro.run(train, args=(0.1,), num_proc=2))  # [(0, 0.1), (1, 0.1)]
 """
 
 from __future__ import annotations
@@ -9,14 +20,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
 from corro import _native
 from corro._command import program
-from corro.runner.common.util.hosts import parse_host_files
 
 __all__ = ["run"]
 
@@ -30,7 +40,7 @@ def run(
     max_num_proc: int | None = None,
     slots: int | None = None,
     reset_limit: int | None = None,
-    cooldown_range: tuple[int, int] | None = None,
+    cooldown_range: Sequence[int] | None = None,
     hosts: str | None = None,
     hostfile: str | None = None,
     host_discovery_script: str | None = None,
@@ -43,16 +53,21 @@ def run(
     use_gloo: bool | None = None,
     use_mpi: bool | None = None,
     mpi_args: str | None = None,
-    network_interface: str | None = None,
-    network_interfaces: str | None = None,
+    network_interface: str | Iterable[str] | None = None,
+    network_interfaces: str | Iterable[str] | None = None,
     executable: str | None = None,
     np: int | None = None,
     min_np: int | None = None,
     max_np: int | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` in `num_proc` processes and gives their results in the order of ranks.
 
-    Raises `RuntimeError`, naming the rank, if a process fails.
+    Parameters mean what the flags of the same name mean to `corro run`; `slots` is `--slots-per-host`, and `env` has
+    variables for the workers on top of this process's own. `executable` is the Python of the workers.
+
+    Raises `RuntimeError` if a process fails, naming its rank. The exception that `func` raised there is its cause.
     """
     num_proc = _alias("np", np, "num_proc", num_proc)
     min_num_proc = _alias("min_np", min_np, "min_num_proc", min_num_proc)
@@ -62,35 +77,62 @@ def run(
         raise ValueError("hosts and hostfile were both given: give only one of them.")
     if use_gloo and use_mpi:
         raise ValueError("use_gloo and use_mpi were both given: give only one of them.")
-    if host_discovery_script is not None or min_num_proc is not None:
-        raise NotImplementedError("corro.run cannot start elastic jobs yet; start them with `corro run`.")
-    if hostfile is not None:
-        hosts = parse_host_files(hostfile)
+    if isinstance(network_interfaces, Iterable) and not isinstance(network_interfaces, str):
+        network_interfaces = ",".join(network_interfaces)
+    flags = [
+        *_given("--num-proc", num_proc),
+        *_given("--min-num-proc", min_num_proc),
+        *_given("--max-num-proc", max_num_proc),
+        *_given("--slots-per-host", slots),
+        *_given("--reset-limit", reset_limit),
+        *(["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range is not None else []),
+        *_given("--hosts", hosts),
+        *_given("--hostfile", hostfile),
+        *_given("--host-discovery-script", host_discovery_script),
+        *_given("--start-timeout", start_timeout),
+        *_given("--ssh-port", ssh_port),
+        *_given("--ssh-identity-file", ssh_identity_file),
+        *_given("--output-filename", output_filename),
+        *_given("--network-interfaces", network_interfaces),
+        *_given("--mpi-args", mpi_args),
+    ]
+    switches = {"--disable-cache": disable_cache, "--verbose": verbose, "--gloo": use_gloo, "--mpi": use_mpi}
+    flags += [flag for flag, wanted in switches.items() if wanted]
 
-    call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
     results, failure = _native.start_job(
         {
+            "flags": flags,
             "command": [executable or sys.executable, "-m", "corro.runner.worker"],
-            "size": num_proc,
-            "hosts": hosts,
             "agent": [program(), "agent"],
-            "payload": call,
-            "variables": _variables(),
-            "interfaces": network_interfaces.split(",") if network_interfaces else [],
-            "start_timeout": start_timeout,
-            "output_directory": output_filename,
-            "verbose": bool(verbose),
+            "payload": cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))),
+            "variables": _variables(env or {}),
         }
     )
     if failure is not None:
-        raise RuntimeError(f"corro.run failed: {failure}")
-    return [cloudpickle.loads(result) if result is not None else None for result in results]
+        text, rank = failure
+        raise RuntimeError(f"corro.run failed: {text}") from _raised_on(results, rank)
+    return [cloudpickle.loads(result)[0] if result is not None else None for result in results]
 
 
-def _variables() -> list[tuple[str, str]]:
+def _given(flag: str, value: Any) -> list[str]:
+    # One word: a value that begins with a dash must not be taken for a flag.
+    return [] if value is None else [f"{flag}={value}"]
+
+
+def _raised_on(results: Sequence[bytes | None], rank: int | None) -> BaseException | None:
+    """What `func` raised in the rank that failed first, if it could be sent."""
+    given = results[rank] if rank is not None and rank < len(results) else None
+    if given is None:
+        return None
+    _, error = cloudpickle.loads(given)
+    return error
+
+
+def _variables(env: Mapping[str, str]) -> list[tuple[str, str]]:
     """What workers need to import what this program can: functions are pickled by reference where they have a module."""
     paths = [os.path.abspath(path) for path in sys.path if path and os.path.isdir(path)]
-    return [("PYTHONPATH", os.pathsep.join(dict.fromkeys(paths))), ("PYTHONUNBUFFERED", "1")]
+    ours = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+    return [(name, str(value)) for name, value in {**ours, **env}.items()]
 
 
 def _alias(old: str, old_value: Any, new: str, new_value: Any) -> Any:

@@ -17,6 +17,7 @@ from corro._front.process_sets import (
     remove_process_set,
 )
 from corro.torch import elastic
+from corro.torch._shared import shared_empty
 from corro.torch.compression import Compression
 from corro.torch.functions import (
     allgather_object,
@@ -43,4 +44,5 @@ __all__ = [  # noqa: PLE0604 - `_operations` is a list of names
     "elastic",
     "global_process_set",
     "remove_process_set",
+    "shared_empty",
 ]

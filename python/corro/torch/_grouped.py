@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from corro._front.arguments import Average, non_empty, reduction, scatter_reduction
+from corro._front.arguments import Average, non_empty, reduction, require_rows, scatter_reduction
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._native import wait
 from corro.torch import _autograd, _compiled, _eager
@@ -133,7 +133,7 @@ def grouped_reducescatter_async(
 
 
 def _with_rows(tensors: Tensors) -> Tensors:
-    for tensor in non_empty(tensors):
-        if not tensor.shape:
-            raise ValueError("reducescatter of a rank-zero tensor is not supported: a scalar has no rows to share out.")
+    tensors = non_empty(tensors)
+    for tensor in tensors:
+        require_rows("reducescatter", tensor.shape)
     return tensors

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from corro import _native
-from corro._environment import flag, setting
+from corro._environment import flag
 from corro._front import basics, checks
 from corro._front.arguments import set_size
 from corro._front.process_sets import ProcessSet
 from corro.torch import _eager
+from corro.torch._shared import share_gradients
 from corro.torch._tensors import host
 from corro.torch.compression import NoneCompressor
 from corro.torch.mpi_ops import sparse_allreduce_async
@@ -59,6 +60,8 @@ class Reducer:
             self._group_of.update(dict.fromkeys(bucket, tuple(bucket)))
         self._ready: dict[tuple[torch.Tensor, ...], set[torch.Tensor]] = {}
         self._checks = _FirstStep(self) if checks.enabled() else None
+        # Gradients that live in memory which the ranks share, by their parameters.
+        self._shared: dict[torch.Tensor, torch.Tensor] = {}
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Has the gradients of these parameters reduced from now on."""
@@ -66,6 +69,15 @@ class Reducer:
             if p.requires_grad and p not in self._passes_left:
                 self._passes_left[p] = self.passes
                 self._hooks.append(p.register_post_accumulate_grad_hook(self._on_gradient))
+        if flag("SHARED_GRADIENTS") and self._compression is NoneCompressor and not self._sparse_as_dense:
+            # In the order of groups: then what is reduced together lies together.
+            inside = [p for group in dict.fromkeys(self._group_of.values()) for p in group if p in self._passes_left]
+            self._shared = dict(zip(inside, share_gradients(inside, self._process_set), strict=False))
+
+    def keep_shared(self) -> None:
+        """Zeros the gradients that live in shared memory, where others would be dropped."""
+        for p, gradient in self._shared.items():
+            p.grad = gradient.zero_()
 
     @property
     def pending(self) -> bool:
@@ -178,7 +190,7 @@ class Reducer:
     def _wait_for_all(self) -> None:
         """Waits for everything, also when something fails: nothing may write into a gradient afterwards."""
         failure = None
-        for finish in self._in_flight.values():
+        for p, finish in list(self._in_flight.items()):
             try:
                 if isinstance(finish, int):
                     _native.wait(finish)
@@ -186,7 +198,8 @@ class Reducer:
                     finish()
             except Exception as error:
                 failure = failure or error
-        self._in_flight.clear()
+            # Not if it was Ctrl-C that ended the wait: then all that is left is still in flight.
+            del self._in_flight[p]
         if failure is not None:
             self._start_over()
             raise failure
@@ -217,9 +230,7 @@ def _buckets(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 def _has_idle_cores() -> bool:
     """Whether this host has cores that the ranks' own threads leave free. `CORRO_OVERLAP` (0 or 1) overrules it."""
-    if setting("OVERLAP") is not None:
-        return flag("OVERLAP")
-    return len(os.sched_getaffinity(0)) > basics.local_size() * torch.get_num_threads()
+    return flag("OVERLAP", len(os.sched_getaffinity(0)) > basics.local_size() * torch.get_num_threads())
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import global_process_set
 from corro.torch import _eager
 from corro.torch.mpi_ops import broadcast_async_, synchronize
+from corro.torch.optimizer import local_step
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -45,12 +46,16 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives every rank the optimizer state and options (learning rate and the like) of `root_rank`.
 
-    Root first says what its state looks like, so that the others need none of their own. `model` is not needed any more.
+    Root first says what its state looks like, so that the others need none of their own. Where there is no state yet it
+    is made, by a step with gradients of zero that leaves the parameters alone: as with Horovod, a script finds gradients
+    and state after this call. `model` helps with that if it has embeddings whose gradients are sparse.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         # Its state is a history of closures' results; ranks of it can differ in length at any time.
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     is_root = _native.rank() == root_rank
+    if not optimizer.state:
+        _make_state(optimizer, model)
     mine = optimizer.state_dict()
     tensors: list[torch.Tensor] = []
     outline = _outline(mine, tensors) if is_root else None
@@ -61,6 +66,25 @@ def broadcast_optimizer_state(
     _broadcast_all([(f"optimizer_state.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank)
     if not is_root:
         optimizer.load_state_dict(state)
+
+
+def _make_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    """One step of the optimizer itself, without the other ranks, that changes nothing but its state."""
+    layers = model.modules() if model is not None else ()
+    sparse = {layer.weight for layer in layers if getattr(layer, "sparse", False)}
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    before = [p.detach().clone() for p in trained]
+    for p in trained:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p).to_sparse() if p in sparse else torch.zeros_like(p)
+    try:
+        local_step(optimizer)
+    except RuntimeError:
+        # It may want gradients of another kind (SparseAdam). Then it has no state, which is a state too.
+        optimizer.state.clear()
+    with torch.no_grad():
+        for p, value in zip(trained, before, strict=True):
+            p.copy_(value)
 
 
 class _Place:

@@ -21,8 +21,9 @@ from corro._front.arguments import (
     Min,
     Product,
     Sum,
-    alltoall_splits,
     reduction,
+    require_rows,
+    rows_to_send,
     scatter_reduction,
     set_size,
 )
@@ -51,6 +52,7 @@ from corro._front.basics import (
     stop_timeline,
 )
 from corro._front.process_sets import ProcessSet, global_process_set
+from corro._front.waiting import barrier, poll, synchronize
 from corro.torch import _autograd, _compiled, _eager
 from corro.torch._grouped import (
     grouped_allgather,
@@ -289,19 +291,12 @@ def alltoall_async(
 
 def _splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) -> tuple[list[int], Any]:
     """The rows for each rank, and the device on which the answer to them is wanted."""
-    _native.rank()  # raises when not initialised
-    if not tensor.shape:
-        raise ValueError("alltoall of a rank-zero tensor is not supported: a scalar has no rows to send.")
-    device = None
+    device, dimensions = None, 1
     if isinstance(splits, torch.Tensor):
-        if splits.dim() > 1:
-            raise ValueError(f"splits must be one-dimensional, but have {splits.dim()} dimensions.")
         if splits.dtype != torch.int32:
             raise ValueError(f"splits must be a tensor of torch.int32, not of {splits.dtype}.")
-        device, splits = splits.device, splits.reshape(-1).tolist()
-    members = set_size(process_set)
-    # A set that is not registered has no size to compare with; the engine refuses it.
-    return alltoall_splits(splits if splits is not None else [], tensor.shape[0], members or 1), device
+        device, dimensions, splits = splits.device, splits.dim(), splits.reshape(-1).tolist()
+    return rows_to_send(tensor.shape, splits if splits is not None else [], dimensions, process_set), device
 
 
 def reducescatter(
@@ -315,7 +310,7 @@ def reducescatter(
 ) -> torch.Tensor:
     """Reduces over all ranks and gives each its share of the rows."""
     op = scatter_reduction(op)
-    _check_rows(tensor)
+    require_rows("reducescatter", tensor.shape)
     packed, context = compression.compress(tensor)
     if is_compiling():
         part = _compiled.reducescatter(packed, process_set, name, op, prescale_factor, postscale_factor)
@@ -335,33 +330,13 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     op = scatter_reduction(op)
-    _check_rows(tensor)
+    require_rows("reducescatter", tensor.shape)
     return _eager.resized_async("reducescatter", tensor, process_set, name, op, prescale_factor, postscale_factor)
-
-
-def _check_rows(tensor: torch.Tensor) -> None:
-    if not tensor.shape:
-        raise ValueError("reducescatter of a rank-zero tensor is not supported: a scalar has no rows to share out.")
 
 
 def join(device: int = -1) -> int:
     """Says that this rank has no more data. It takes part with zeros until all have joined; gives the last to do so."""
     return _native.join()
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until all ranks of the set are here."""
-    _native.barrier(process_set.process_set_id)
-
-
-def poll(handle: int) -> bool:
-    """Whether the operation has ended, so that `synchronize` would not wait."""
-    return _native.poll(handle)
-
-
-def synchronize(handle: int) -> Any:
-    """Waits for an asynchronous operation and gives its result. A handle can be used once."""
-    return _native.wait(handle)
 
 
 # Kept for scripts that reach for the object behind the functions above.

@@ -149,6 +149,13 @@ class _Twin(torch.optim.Optimizer):
         self.param_groups, self.state = groups, state
 
 
+def local_step(optimizer: torch.optim.Optimizer) -> None:
+    """The step of the user's optimizer, on what gradients there are: nothing is reduced."""
+    cls: Any = type(optimizer)
+    # What `_subclass` made has the user's class behind the mixin.
+    (cls.__bases__[1] if isinstance(optimizer, _Twin) else cls).step(optimizer)
+
+
 class _DistributedOptimizer(_Twin):
     """What is put before the user's optimizer class."""
 
@@ -231,6 +238,7 @@ class _DistributedOptimizer(_Twin):
                 "optimizer.synchronize(). Gradients that are being reduced must not be changed."
             )
         super().zero_grad(*args, **kwargs)
+        self._reducer.keep_shared()
 
 
 class _AdasumOptimizer(_Twin):

@@ -71,6 +71,66 @@ def test_distributed_training_equals_training_alone(options):
     assert_same(net, trained_alone())
 
 
+def large_training(shared, monkeypatch, drop):
+    """Trains a model whose gradients are worth a place in shared memory; `drop` loses them as scripts do."""
+    monkeypatch.setenv("CORRO_SHARED_GRADIENTS", "1" if shared else "0")
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Linear(64, 3000), nn.Tanh(), nn.Linear(3000, 100))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    places = [p.grad.data_ptr() if p.grad is not None else None for p in net.parameters()]
+    assert all(place is not None for place in places) == shared
+    for step in range(6):
+        if drop == "model" and step == 3:
+            net.zero_grad()
+        else:
+            optimizer.zero_grad(**({} if drop != "keep" else {"set_to_none": False}))
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(step * 100 + hvd.rank()))
+        net(x).square().mean().backward()
+        optimizer.step()
+    if shared and drop != "model":
+        assert [p.grad.data_ptr() for p in net.parameters()] == places
+    return net.state_dict()
+
+
+@pytest.mark.parametrize("drop", ["optimizer", "model", "keep"])
+def test_gradients_in_shared_memory_give_the_same_bits(monkeypatch, drop):
+    shared, private = (large_training(shared, monkeypatch, drop) for shared in (True, False))
+    torch.testing.assert_close(shared, private, rtol=0, atol=0)
+
+
+def test_gradients_that_cannot_be_shared_are_not(monkeypatch):
+    monkeypatch.setenv("CORRO_SHARED_GRADIENTS", "1")
+    net = model()
+    hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), compression=hvd.Compression.fp16
+    )
+    assert all(p.grad is None for p in net.parameters())
+    net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_tensors_in_shared_memory():
+    x = hvd.shared_empty(700, 1000)
+    assert x.shape == (700, 1000)
+    assert x.dtype == torch.float32
+    for step in range(3):
+        x.fill_(hvd.rank() + step)
+        assert hvd.allreduce_(x, op=hvd.Sum, name="in shared memory") is x
+        assert (x == sum(range(hvd.size())) + step * hvd.size()).all()
+    # One rank's is elsewhere.
+    y = torch.ones(700, 1000) if hvd.rank() == 0 else x.fill_(1)
+    assert (hvd.allreduce(y, op=hvd.Sum) == hvd.size()).all()
+    assert (hvd.allreduce_(y, op=hvd.Sum, name="in part") == hvd.size()).all()
+    z = hvd.shared_empty((3, 0), dtype=torch.int64)
+    assert z.shape == (3, 0)
+    with pytest.raises(ValueError, match="not supported"):
+        hvd.shared_empty(3, dtype=torch.complex64)
+    hvd.shared_empty(5)
+    del x, y
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
+
+
 def test_sum_and_compression():
     net = model()
     optimizer = hvd.DistributedOptimizer(
@@ -256,39 +316,75 @@ def test_an_optimizer_of_some_ranks():
     hvd.remove_process_set(some)
 
 
-OPTIMIZERS = {
-    "SGD": {"lr": 0.1},
-    "Adam": {},
-    "AdamW": {},
-    "Adamax": {},
-    "NAdam": {},
-    "RAdam": {},
-    "Adagrad": {},
-    "Adadelta": {},
-    "RMSprop": {"momentum": 0.9},
-    "Rprop": {},
-    "ASGD": {},
-    "Adafactor": {},
-}
+# All that this torch has, with what they need to work here.
+NO_STATE_TO_SEND = ("Optimizer", "LBFGS")
+OPTIMIZERS = sorted(
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in NO_STATE_TO_SEND
+)
+OPTIONS = {"SGD": {"momentum": 0.9}, "RMSprop": {"momentum": 0.9}, "Adam": {"amsgrad": True, "weight_decay": 0.1}}
+
+
+def an_optimizer(name, rate):
+    """Its parameters differ from rank to rank, and so does its learning rate."""
+    if name == "SparseAdam":
+        net = nn.Embedding(4, 3, sparse=True)
+    elif name == "Muon":
+        net = nn.Linear(4, 3, bias=False)
+    else:
+        net = model(seed=hvd.rank())
+    return net, getattr(torch.optim, name)(net.parameters(), lr=rate * (hvd.rank() + 1), **OPTIONS.get(name, {}))
+
+
+def a_step(net, optimizer):
+    if isinstance(net, nn.Embedding):
+        net(torch.tensor([hvd.rank() % 4, 1])).sum().backward()
+    else:
+        net(torch.full((2, 4), float(hvd.rank() + 1))).square().mean().backward()
+    optimizer.step()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("everyone_has_state", [False, True])
-def test_broadcast_of_optimizer_state(name, everyone_has_state):
-    if not hasattr(torch.optim, name):
-        pytest.skip(f"this torch has no {name}")
-    net = model(seed=hvd.rank())
-    options = {"lr": 0.01 * (hvd.rank() + 1)} if name != "SGD" else {"lr": 0.1 * (hvd.rank() + 1), "momentum": 0.9}
-    optimizer = getattr(torch.optim, name)(net.parameters(), **{**OPTIMIZERS[name], **options})
-    if everyone_has_state or hvd.rank() == 0:
-        loss_of(net, hvd.rank()).backward()
-        optimizer.step()
-    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+@pytest.mark.parametrize("who", ["nobody", "root", "the others", "everyone"])
+def test_broadcast_of_optimizer_state(name, who):
+    root = hvd.size() - 1
+    net, optimizer = an_optimizer(name, 0.01)
+    if {"nobody": False, "root": hvd.rank() == root, "the others": hvd.rank() != root, "everyone": True}[who]:
+        a_step(net, optimizer)
+    hvd.broadcast_parameters(net.state_dict(), root_rank=root)
+    before = copy.deepcopy(net.state_dict())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=root, model=net)
+    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
     states = hvd.allgather_object(optimizer.state_dict())
     for state in states[1:]:
         torch.testing.assert_close(state, states[0], rtol=0, atol=0, equal_nan=True)
-    assert optimizer.param_groups[0]["lr"] == (0.1 if name == "SGD" else 0.01)
+    assert states[0]["state"], "every one of these optimizers has a state to send"
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (root + 1))
+    # And it works on.
+    a_step(net, optimizer)
+
+
+def test_broadcast_of_optimizer_state_without_any():
+    net = model(seed=hvd.rank())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1 * (hvd.rank() + 1))
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    embedding = nn.Embedding(4, 3, sparse=True)
+    hvd.broadcast_optimizer_state(torch.optim.SparseAdam(embedding.parameters()), root_rank=0)
+    # Through DistributedOptimizer the step that makes the state must not wait for other ranks: only one makes it here.
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters()), net.named_parameters())
+    if hvd.rank() == 0:
+        loss_of(net, 0).backward()
+        hvd.broadcast_object(None, 0)
+        optimizer.synchronize()
+    else:
+        hvd.broadcast_object(None, 0)
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.synchronize()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert len(optimizer.state) == len(list(net.parameters()))
 
 
 def test_wrong_arguments_of_broadcasts():

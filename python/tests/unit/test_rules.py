@@ -187,3 +187,72 @@ def test_stubs_name_what_the_extension_has():
     stubs = Path(corro.__file__).with_name("_native.pyi").read_text(encoding="utf-8")
     named = {node.name for node in ast.parse(stubs).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     assert named == {name for name in dir(_native) if not name.startswith("_")}
+
+
+def test_horovods_launcher_by_its_parts(tmp_path, monkeypatch):
+    from corro.runner import gloo_run, js_run, launch, mpi_run
+    from corro.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from corro.runner.common.util.settings import Settings
+
+    monkeypatch.setattr(
+        "sys.argv", ["horovodrun", "-np", "4", "-H", "a:2,b:2", "--verbose", "python", "x.py", "-p", "1"]
+    )
+    given = launch.parse_args()
+    assert (given.num_proc, given.hosts, given.verbose, given.ssh_port) == (4, "a:2,b:2", True, None)
+    assert given.command == ["python", "x.py", "-p", "1"]
+
+    settings = Settings(num_proc=2, verbose=2, ssh_port=22, output_filename=str(tmp_path / "out"))
+    assert gloo_run.flags(settings, ["eth0"]) == [
+        *("--num-proc=2", "--ssh-port=22", f"--output-filename={tmp_path / 'out'}"),
+        *("--network-interfaces=eth0", "--verbose"),
+    ]
+    settings.ssh_port = None
+    gloo_run.gloo_run(settings, None, None, None, ["sh", "-c", "echo $CORRO_RANK of $CORRO_SIZE"])
+    assert "1 of 2" in (tmp_path / "out" / "rank.1" / "stdout").read_text()
+    with pytest.raises(RuntimeError, match="non-zero status 3"):
+        gloo_run.gloo_run(Settings(num_proc=1), None, None, None, "sh -c 'exit 3'")
+    first = get_host_assignments(parse_hosts("a:2"), 2)[1]
+    assert gloo_run.create_slot_env_vars(first)["HOROVOD_LOCAL_RANK"] == "1"
+
+    # In place of mpirun: says who it is, or how it was called.
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 5" || echo "$@" > {tmp_path}/called\n'
+    )
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert mpi_run.mpi_available()
+    assert mpi_run.is_open_mpi()
+    assert not mpi_run.is_mpich()
+    mpi_run.mpi_run(Settings(num_proc=2, hosts="a:2", extra_mpi_args="-x A"), None, None, ["python", "x.py"])
+    assert "-np 2 -H a:2 -bind-to none -map-by slot -x A python x.py" in (tmp_path / "called").read_text()
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(RuntimeError, match="corro run"):
+        mpi_run.mpi_run(Settings(num_proc=2), None, None, ["true"])
+
+    monkeypatch.delenv("LSB_JOBID", raising=False)
+    called = []
+    launch.run_controller(None, lambda: called.append("gloo"), None, called.clear, None, called.clear)
+    assert called == ["gloo"]
+    for use_mpi, use_jsrun, word in [(True, None, "has not been built"), (None, True, "LSB_JOBID")]:
+        with pytest.raises(ValueError, match=word):
+            launch.run_controller(None, called.clear, use_mpi, called.clear, use_jsrun, called.clear)
+    with pytest.raises(RuntimeError, match="jsrun"):
+        js_run.js_run(None, None, None, None)
+    assert not js_run.is_jsrun_installed()
+
+
+def test_knobs_have_two_names(monkeypatch):
+    from corro._environment import flag, setting
+
+    assert setting("OVERLAP") is None
+    assert flag("OVERLAP", True)
+    monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+    assert flag("DYNAMIC_PROCESS_SETS")
+    monkeypatch.setenv("CORRO_DYNAMIC_PROCESS_SETS", "0")
+    assert not flag("DYNAMIC_PROCESS_SETS")
+    for text, wanted in [("1", True), ("true", True), ("2x", True), ("auto", True), ("off", False), ("x", False)]:
+        monkeypatch.setenv("CORRO_OVERLAP", text)
+        assert flag("OVERLAP", True) == wanted, text
+    with pytest.raises(KeyError):
+        setting("NO_SUCH_KNOB")

@@ -6,6 +6,7 @@
 //! | allreduce, long | publishes N (n-1)/n, reduces its share N/n from all, collects N (n-1)/n |
 //! | the same, where ranks may read each other's memory | reduces its share N/n from all, collects N (n-1)/n |
 //! | allreduce in the shared area | reduces its share N/n from all and writes it to all; nothing is copied |
+//! | the same for tensors in a pool | as in the shared area |
 //! | broadcast | the root publishes N, the others copy N |
 //! | allgather, alltoall | publishes its part, copies the others' |
 //! | reducescatter | publishes N (n-1)/n, reduces its share from all |
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 use corro_core::shape::share;
 use corro_core::{DType, Result};
-use corro_transport::{Source, Span, Target, Team};
+use corro_transport::{Pooled, Source, Span, Target, Team};
 
 use crate::executor::Arithmetic;
 use crate::pieces::Pieces;
@@ -34,6 +35,10 @@ const PEEK_STAGE: usize = 1024 << 10;
 /// Bytes read at once from another's memory: few system calls, yet still in the cache when they are reduced.
 const PEEK_BLOCK: usize = 256 << 10;
 
+/// From this many bytes on, members first tell each other whether their tensors lie in a pool. That takes a wait of about
+/// a microsecond, so it must be worth it for those who have none.
+const POOLED_FROM: usize = 1 << 20;
+
 /// Up to this many bytes over all ranks, everyone reduces everything: cheaper than a second wait.
 const SHORT_TOTAL: usize = 128 << 10;
 
@@ -46,6 +51,15 @@ pub(crate) fn allreduce(
     timeout: Duration,
 ) -> Result<()> {
     let bytes = pieces.len();
+    if bytes >= POOLED_FROM {
+        let place = team.find_in_pool(pieces.iter());
+        let mark = place.as_ref().map_or(0, Pooled::mark);
+        let shown = team.show(&[mark, 0], timeout)?;
+        let alike = team.others().all(|m| team.shown(m, shown)[0] == mark);
+        if let Some(place) = place.filter(|_| alike) {
+            return allreduce_pooled(team, pieces, &place, how, timeout);
+        }
+    }
     if bytes >= PEEK_FROM
         && team.can_peek()
         && team.may_spin()
@@ -189,6 +203,30 @@ fn allreduce_peeking(
     let last = first.wrapping_add(stages.len() as u32);
     team.publish(last);
     team.wait_all_published(last, timeout)
+}
+
+/// Reduces tensors that lie at the same places of a pool on all members, who have all come: each reduces its share and
+/// writes it to everyone.
+fn allreduce_pooled(
+    team: &mut Team,
+    pieces: &mut Pieces<'_, '_>,
+    place: &Pooled,
+    how: Arithmetic,
+    timeout: Duration,
+) -> Result<()> {
+    let (n, me) = (team.size(), team.me());
+    let mut others = Vec::with_capacity(n - 1);
+    pieces.for_each_within(element_share(pieces.len(), n, me, how.dtype), |tensor, start, bytes| {
+        let len = bytes.len();
+        let part = |m: usize| team.pooled(place, m, tensor, start, len);
+        others.clear();
+        others.extend(team.others().map(part));
+        reduce_shown(team, how, Target::Private(bytes), &others, |m| {
+            if m == me { Source::Target } else { Source::Shared(part(m)) }
+        });
+    });
+    // Nobody goes on before all have written what is theirs to reduce.
+    team.barrier(timeout)
 }
 
 /// Reduces a part of the shared area, where everyone's data already is, in place in all members' areas.

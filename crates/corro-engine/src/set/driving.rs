@@ -22,23 +22,27 @@ const NAP: Duration = Duration::from_millis(200);
 const LOOK_UP: Duration = Duration::from_millis(250);
 
 impl ProcessSet {
-    /// Does the set's work in the caller's thread until the promise is kept; sleeps when there is none to do.
-    pub(crate) fn drive_until(&self, promise: &Promise) {
-        if !promise.is_kept() {
+    /// Does the set's work in the caller's thread until the promise is kept; sleeps when there is none to do. Asks `go_on`
+    /// every now and then, and leaves if it says no: then this is false, and the promise is still to be kept.
+    pub(crate) fn drive_until(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) -> bool {
+        promise.is_kept() || {
             self.drivers.fetch_add(1, Ordering::SeqCst);
-            self.drive(promise);
+            self.drive(promise, go_on)
         }
     }
 
     /// As [`ProcessSet::drive_until`], for a caller that counts as driver already.
-    pub(crate) fn drive(&self, promise: &Promise) {
+    pub(crate) fn drive(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) -> bool {
         let spins = if self.core.may_spin { SPINS } else { 0 };
         let mut idle = 0;
         let mut listening = false;
         while !promise.is_kept() {
             if self.run_what_is_ready(&mut listening) || self.listen(&mut listening) {
                 idle = 0;
-                continue;
+                if go_on() {
+                    continue;
+                }
+                break;
             }
             idle += 1;
             if idle < spins {
@@ -60,7 +64,13 @@ impl ProcessSet {
                 }
             });
         }
-        while !promise.is_kept() && !promise.sleep(NAP) {}
+        while !promise.is_kept() {
+            if !go_on() {
+                return promise.is_kept();
+            }
+            promise.sleep(NAP);
+        }
+        true
     }
 
     /// Looks what the neighbours say; they need not ring meanwhile.

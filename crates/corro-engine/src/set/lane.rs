@@ -24,6 +24,9 @@ use crate::ticket::{Outcome, Promise};
 /// How often clocks are compared; the quickest comparison counts.
 const CLOCK_SAMPLES: usize = 16;
 
+/// An outcome, or the promise of one that was not waited for to the end.
+pub(crate) type Ended = std::result::Result<Outcome, Arc<Promise>>;
+
 /// What collectives run on.
 pub(super) struct Lane {
     pub(super) group: Group,
@@ -34,7 +37,11 @@ pub(super) struct Lane {
 impl ProcessSet {
     /// Runs a tensor at once, in the caller's thread, if it is all that the next entry of the plan consists of and the
     /// lane is free: then it needs no entry, no promise, and nobody to be told. Otherwise gives it back.
-    pub(crate) fn express(&self, mut submission: Submission) -> std::result::Result<Result<Outcome>, Box<Submission>> {
+    pub(crate) fn express(
+        &self,
+        mut submission: Submission,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> std::result::Result<Result<Ended>, Box<Submission>> {
         let Ok(mut lane) = self.lane.try_lock() else { return Err(Box::new(submission)) };
         let Some(Lane { group, .. }) = lane.as_mut() else { return Err(Box::new(submission)) };
         if let Err(error) = submission.check(&self.members) {
@@ -68,7 +75,8 @@ impl ProcessSet {
             drop(st);
             observers.metrics.completed([ended.saturating_sub(began)]);
             observers.ran(&Ran { set: self.id, agreed: &agreed, began, ended, gear: Gear::Plan, well: true });
-            return Ok(outcomes.pop().unwrap_or_else(|| Err(Error::Bug("a tensor without an outcome".into()))));
+            let outcome = outcomes.pop().unwrap_or_else(|| Err(Error::Bug("a tensor without an outcome".into())));
+            return Ok(outcome.map(Ok));
         }
         // From here on it goes the long way.
         let promise = Promise::new();
@@ -79,8 +87,8 @@ impl ProcessSet {
         let batch = Batch { agreed, mine: SmallVec::new(), tensors, began, gear: Gear::Plan };
         self.with_state(|st| self.finish(st, ended, batch, result));
         drop(lane);
-        self.drive_until(&promise);
-        Ok(promise.take())
+        let kept = self.drive_until(&promise, go_on);
+        Ok(if kept { promise.take().map(Ok) } else { Ok(Err(promise)) })
     }
 
     /// Runs all jobs there are. False if there were none, or somebody else runs them.

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 
 use corro_core::Rank;
+use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal};
 
 use super::message::{Ending, MAX_OUTPUT, Start};
@@ -99,7 +100,7 @@ pub(super) fn start(
         .stderr(Stdio::piped())
         // A group of its own, so that a signal reaches what the rank has started as well.
         .process_group(0);
-    die_with_us(&mut command);
+    prepare(&mut command);
     let mut child = command.spawn().map_err(|e| {
         let program = String::from_utf8_lossy(program);
         match e.kind() {
@@ -117,9 +118,10 @@ pub(super) fn start(
     Ok(Process { rank, pid, pipes, ending: None, told: false })
 }
 
-/// Should the agent be killed, the rank is killed with it.
-#[expect(unsafe_code, reason = "only the child itself can ask to die with its parent")]
-fn die_with_us(command: &mut Command) {
+/// Should the agent be killed, the rank is killed with it. And signals reach the rank, which the agent has blocked for
+/// itself: a rank would inherit that, and never hear of Ctrl-C or of being asked to end.
+#[expect(unsafe_code, reason = "only the child itself can ask for these")]
+fn prepare(command: &mut Command) {
     let agent = rustix::process::getpid();
     let ask = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -127,8 +129,8 @@ fn die_with_us(command: &mut Command) {
         if rustix::process::getppid() != Some(agent) {
             return Err(ErrorKind::BrokenPipe.into());
         }
-        Ok(())
+        SigSet::empty().thread_set_mask().map_err(std::io::Error::from)
     };
-    // SAFETY: between fork and exec the closure only makes two system calls; it allocates nothing and takes no lock.
+    // SAFETY: between fork and exec the closure only makes system calls; it allocates nothing and takes no lock.
     unsafe { command.pre_exec(ask) };
 }

@@ -21,10 +21,20 @@ fn switch(name: &'static str, help: &'static str) -> Arg {
 }
 
 fn value(name: &'static str, shape: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name(shape).action(ArgAction::Set).help(help)
+    let number = ["N", "S"].contains(&shape);
+    // A number below zero is told what is wrong with it, not taken for a flag.
+    Arg::new(name).long(name).value_name(shape).action(ArgAction::Set).help(help).allow_negative_numbers(number)
 }
 
-/// The flags of a run; `name` is what the user called us.
+/// Reads a command line; `name` is what the user called us.
+pub(super) fn parse(name: &'static str, words: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    let mut command = command(name);
+    command.build();
+    let words = normalise(&command, words);
+    command.no_binary_name(true).try_get_matches_from(words)
+}
+
+/// The flags of a run.
 pub(super) fn command(name: &'static str) -> Command {
     let job = [
         value("num-proc", "N", "How many processes to start (also -np N)"),
@@ -201,10 +211,7 @@ mod tests {
 
     fn parse(line: &str) -> Result<ArgMatches, String> {
         let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
-        let mut command = command("horovodrun");
-        command.build();
-        let words = normalise(&command, &words);
-        command.no_binary_name(true).try_get_matches_from(words).map_err(|e| e.to_string())
+        super::parse("horovodrun", &words).map_err(|e| e.to_string())
     }
 
     fn text(matches: &ArgMatches, flag: &str) -> String {

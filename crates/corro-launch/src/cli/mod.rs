@@ -25,6 +25,7 @@ use std::path::Path;
 use corro_core::{Error, Result, config};
 
 use crate::course::Failure;
+use crate::job::Job;
 use crate::output::{Output, Style};
 
 const USAGE_ERROR: u8 = 2;
@@ -82,11 +83,27 @@ fn complain(name: &str, error: &Error) -> u8 {
     if matches!(error, Error::Usage(_)) { USAGE_ERROR } else { 1 }
 }
 
+/// A run as asked for on a command line, for programs that start jobs themselves.
+pub struct Asked {
+    /// What to run.
+    pub job: Job,
+    /// Where the user sees what ranks write.
+    pub output: Output,
+    /// What the user should know before it starts.
+    pub remarks: Vec<String>,
+}
+
+/// Understands `words` (flags, and the command behind them) as `corro run` does. See [`main`] for `agent`.
+pub fn understand(words: &[OsString], agent: Option<&[OsString]>) -> Result<Asked> {
+    let wrong = |e: clap::Error| Error::Usage(e.to_string().trim_start_matches("error: ").trim_end().to_owned());
+    let matches = flags::parse("corro run", words).map_err(wrong)?;
+    let request = request::understand(&matches, agent)?;
+    let output = output(&request)?;
+    Ok(Asked { job: request.job, output, remarks: request.remarks })
+}
+
 fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8 {
-    let mut command = flags::command(name);
-    command.build();
-    let words = flags::normalise(&command, words);
-    let matches = match command.no_binary_name(true).try_get_matches_from(words) {
+    let matches = match flags::parse(name, words) {
         Ok(matches) => matches,
         Err(e) => {
             let _ = e.print();
@@ -106,10 +123,7 @@ fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8
         .unwrap_or_else(|e| complain(name, &e))
 }
 
-fn start(name: &str, request: &request::Request) -> Result<u8> {
-    for remark in &request.remarks {
-        eprintln!("{name}: {remark}");
-    }
+fn output(request: &request::Request) -> Result<Output> {
     let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
     let colour = match request.color.as_str() {
         "always" => true,
@@ -122,7 +136,14 @@ fn start(name: &str, request: &request::Request) -> Result<u8> {
         same_place: is_same_place(&stdout, &stderr),
         directory: request.directory.clone(),
     };
-    let output = Output::new(style, request.job.size(), [Box::new(stdout), Box::new(stderr)])?;
+    Output::new(style, request.job.size(), [Box::new(stdout), Box::new(stderr)])
+}
+
+fn start(name: &str, request: &request::Request) -> Result<u8> {
+    for remark in &request.remarks {
+        eprintln!("{name}: {remark}");
+    }
+    let output = output(request)?;
     let signals = signals::block()?;
     let outcome = request.job.run(output, |control| signals::pass_on(signals, control))?;
     let horovod = name == "horovodrun";

@@ -38,6 +38,9 @@ pub(super) fn understand(matches: &ArgMatches, agent: Option<&[OsString]>) -> Re
         .collect();
     let variables = knobs::variables(&flags::settings(matches), &file.given)?;
     refuse_elastic(matches)?;
+    if matches.get_flag("jsrun") && config::foreign("LSB_JOBID").is_none() {
+        return Err(Error::Usage("--jsrun is for jobs of LSF, and this is none: LSB_JOBID is not set".into()));
+    }
     remark_on_others(matches, file.controller.as_deref(), &mut remarks);
 
     let command: Vec<OsString> = matches.get_many::<OsString>("command").unwrap_or_default().cloned().collect();
@@ -82,7 +85,10 @@ pub(super) fn understand(matches: &ArgMatches, agent: Option<&[OsString]>) -> Re
 
 fn size_and_hosts(matches: &ArgMatches) -> Result<(usize, Vec<Host>)> {
     let size: Option<usize> = number(matches, "num-proc")?;
-    let given = given_hosts(matches)?;
+    let given = match given_hosts(matches)? {
+        None => hosts_of_lsf()?,
+        given => given,
+    };
     match (size, given) {
         (None, None) => Err(Error::Usage("how many processes? give -np N".into())),
         (Some(size), None) => Ok((size, vec![Host::local(size)])),
@@ -99,6 +105,17 @@ pub(super) fn given_hosts(matches: &ArgMatches) -> Result<Option<Vec<Host>>> {
         (_, Some(path)) => hosts::parse_file(&read(path, "--hostfile")?, path).map(Some),
         (None, None) => Ok(None),
     }
+}
+
+/// The hosts that LSF has given to the job this process is in, if it is in one.
+fn hosts_of_lsf() -> Result<Option<Vec<Host>>> {
+    if config::foreign("LSB_JOBID").is_none() {
+        return Ok(None);
+    }
+    if let Some(path) = config::foreign("LSB_DJOB_HOSTFILE") {
+        return hosts::parse_file(&read(&path, "LSB_DJOB_HOSTFILE")?, &path).map(Some);
+    }
+    config::foreign("LSB_MCPU_HOSTS").map(|text| hosts::parse_pairs(&text)).transpose()
 }
 
 /// How other hosts are to be reached.
@@ -171,7 +188,7 @@ fn remark_on_others(matches: &ArgMatches, controller: Option<&str>, remarks: &mu
         );
     }
     if matches.get_flag("jsrun") {
-        remarks.push("--jsrun: corro starts ranks itself; inside LSF you can also call jsrun directly".into());
+        remarks.push("--jsrun: corro starts the ranks itself; `jsrun ... python train.py` works too".into());
     }
     for flag in ["mpi-args", "binding-args"] {
         if matches.contains_id(flag) {
@@ -204,11 +221,7 @@ mod tests {
 
     fn ask(line: &str) -> Result<Request> {
         let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
-        let mut command = flags::command("corro run");
-        command.build();
-        let words = flags::normalise(&command, &words);
-        let matches =
-            command.no_binary_name(true).try_get_matches_from(words).map_err(|e| Error::Usage(e.to_string()))?;
+        let matches = flags::parse("corro run", &words).map_err(|e| Error::Usage(e.to_string()))?;
         understand(&matches, None)
     }
 
@@ -246,6 +259,10 @@ mod tests {
             ("-np 2 --hostfile /no/such/file x", "/no/such/file"),
             ("-np 2 --fusion-threshold-mb -1 x", "fusion-threshold-mb"),
             ("-np 2 -p 99999 x", "--ssh-port"),
+            ("-np 2 --jsrun x", "LSB_JOBID"),
+            ("-np -1 x", "--num-proc is \"-1\""),
+            ("-np 2 --start-timeout -3 x", "--start-timeout is \"-3\""),
+            ("-np 100000 x", "at most 16384"),
         ] {
             assert!(why(line).contains(word), "{line}: {}", why(line));
         }

@@ -148,7 +148,7 @@ pub(crate) fn path() -> String {
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        if ["CORRO_", "HOROVOD_", "OMPI_", "PMI", "SLURM_"].iter().any(|p| text.starts_with(p)) {
+        if ["CORRO_", "HOROVOD_", "OMPI_", "PMI", "SLURM_", "LSB_", "JSM_"].iter().any(|p| text.starts_with(p)) {
             command.env_remove(&name);
         }
     }

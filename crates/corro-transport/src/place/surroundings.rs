@@ -1,7 +1,7 @@
 //! Who a process is, by the variables of whoever started it.
 //!
 //! Pure, over a function that looks variables up. The order is: ours and Horovod's; torchrun, if it is the innermost;
-//! Open MPI; MPICH and its kin; Slurm; the variables torchrun shares with others; Kubernetes.
+//! Open MPI; LSF's jsrun; MPICH and its kin; Slurm; the variables torchrun shares with others; Kubernetes.
 
 use corro_core::{Error, Rank, Result, config};
 
@@ -67,6 +67,7 @@ fn rank_and_size(get: Get<'_>) -> Result<Option<Place>> {
         // torchrun is often itself started by srun or mpirun, whose variables then mean torchrun, not the ranks.
         ("RANK", if inner_torchrun { "WORLD_SIZE" } else { "" }, torchrun.2),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", Some("OMPI_COMM_WORLD_LOCAL_SIZE")),
+        ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", Some("JSM_NAMESPACE_LOCAL_SIZE")),
         ("PMI_RANK", "PMI_SIZE", Some("MPI_LOCALNRANKS")),
     ];
     for (rank, size, local) in strict.into_iter().filter(|(_, size, _)| !size.is_empty()) {
@@ -126,10 +127,12 @@ fn job_name(get: Get<'_>, by: &str, one_host: bool, master: Option<&(String, u16
         Some(format!("torchrun-{run}-{host}-{port}-{}", get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default()))
     };
     let slurm = || Some(format!("slurm-{}-{}", get("SLURM_JOB_ID")?, get("SLURM_STEP_ID")?));
+    let jsrun = || Some(format!("lsf-{}-{}", get("LSB_JOBID")?, get("JSM_NAMESPACE_ID").unwrap_or_default()));
     let pmix = || get("PMIX_NAMESPACE").or_else(|| get("OMPI_MCA_ess_base_jobid"));
     match by {
         "RANK" => torchrun().or_else(slurm),
         "OMPI_COMM_WORLD_RANK" => pmix(),
+        "JSM_NAMESPACE_RANK" => pmix().or_else(jsrun),
         // Hydra gives its jobs no name; on one host all ranks descend from one process of its own.
         "PMI_RANK" => pmix().or_else(slurm).or_else(|| one_host.then(common_ancestor).flatten()),
         "SLURM_PROCID" => slurm(),
@@ -200,6 +203,17 @@ mod tests {
             ("kubeflow", torch[..5].to_vec(), (1, 2, Some(true), "")),
             ("kubernetes", vec![("JOB_COMPLETION_INDEX", "5"), ("CORRO_SIZE", "6")], (5, 6, None, "")),
             ("kubernetes by torch's name", vec![("JOB_COMPLETION_INDEX", "5"), ("WORLD_SIZE", "6")], (5, 6, None, "")),
+            (
+                "jsrun",
+                vec![
+                    ("JSM_NAMESPACE_RANK", "1"),
+                    ("JSM_NAMESPACE_SIZE", "4"),
+                    ("JSM_NAMESPACE_LOCAL_SIZE", "2"),
+                    ("JSM_NAMESPACE_ID", "3"),
+                    ("LSB_JOBID", "99"),
+                ],
+                (1, 4, Some(false), "lsf-99-3"),
+            ),
             (
                 "mpich over hosts",
                 vec![("PMI_RANK", "0"), ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "2"), ("CORRO_JOB_ID", "x")],

@@ -3,6 +3,7 @@
 pub(crate) mod counter;
 pub(crate) mod meet;
 pub(crate) mod peek;
+pub(crate) mod pool;
 pub(crate) mod segment;
 pub(crate) mod stream;
 pub(crate) mod team;

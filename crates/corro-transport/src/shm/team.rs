@@ -29,6 +29,7 @@ use corro_core::{DType, Deadline, Error, Rank, ReduceOp, Result};
 
 use super::counter::Counter;
 use super::peek;
+use super::pool::{Pooled, Pools};
 use super::segment::{SLOTS, Segment, Word};
 use crate::cores;
 use crate::withdrawal::Withdrawal;
@@ -118,6 +119,8 @@ pub struct Team {
     can_peek: bool,
     /// Set when this member is to stop waiting.
     withdrawn: Withdrawal,
+    /// Memory that these ranks share apart from this team.
+    pools: Arc<Pools>,
 }
 
 impl Team {
@@ -129,8 +132,28 @@ impl Team {
         hosts: Hosts,
         withdrawn: Withdrawal,
     ) -> Self {
-        let moved = Cell::new(None);
-        Self { segment, members, me, round: 0, may_spin, moved, signature: 0, hosts, can_peek: false, withdrawn }
+        let (moved, pools) = (Cell::new(None), Arc::default());
+        Self { segment, members, me, round: 0, may_spin, moved, signature: 0, hosts, can_peek: false, withdrawn, pools }
+    }
+
+    /// Knows of these pools from now on.
+    pub(crate) fn with_pools(mut self, pools: Arc<Pools>) -> Self {
+        self.pools = pools;
+        self
+    }
+
+    pub(crate) fn into_segment(self) -> Arc<Segment> {
+        Arc::clone(&self.segment)
+    }
+
+    /// Where all of `pieces` lie, if that is one pool of exactly the members of this team.
+    pub fn find_in_pool<'a>(&self, pieces: impl Iterator<Item = &'a [u8]>) -> Option<Pooled> {
+        self.pools.find(&self.members.iter().map(|m| m.rank), pieces)
+    }
+
+    /// A part of what `member` has in the pool, beginning `start` bytes behind the tensor of that number.
+    pub fn pooled(&self, place: &Pooled, member: usize, tensor: usize, start: usize, len: usize) -> Span {
+        Span { at: place.pool.segment.area(member, place.offset(tensor) + start, len), len }
     }
 
     /// Finds out whether all members can read each other's private memory. All of them must call this.

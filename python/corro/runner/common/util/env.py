@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
+from corro._native import foreign, setting
 
 _PAIRS = (
-    ("CORRO_RANK", "CORRO_SIZE"),
-    ("HOROVOD_RANK", "HOROVOD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
+    (setting, "RANK", "SIZE"),
+    (foreign, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    (foreign, "PMI_RANK", "PMI_SIZE"),
 )
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
     """What the launcher says, whichever it is; (0, 1) without one."""
-    for rank_name, size_name in _PAIRS:
-        rank, size = os.environ.get(rank_name), os.environ.get(size_name)
+    for read, rank_name, size_name in _PAIRS:
+        rank, size = read(rank_name), read(size_name)
         if rank is not None and size is not None:
             return int(rank), int(size)
         if rank is not None or size is not None:

@@ -1,0 +1,31 @@
+"""What needs no tensor, and is therefore the same for every front: waiting for operations and for other ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corro import _native
+from corro._front.process_sets import ProcessSet, global_process_set
+
+
+def poll(handle: int) -> bool:
+    """Whether the operation has ended, so that `synchronize` would not wait."""
+    return _native.poll(handle)
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an asynchronous operation and gives its result. A handle can be used once.
+
+    A signal handler that raises, as that of Ctrl-C does, ends the wait; the handle is then still good.
+    """
+    return _native.wait(handle)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits until all ranks of the set are here."""
+    _native.barrier(process_set.process_set_id)
+
+
+def join() -> int:
+    """Says that this rank has no more data. It takes part with zeros until all have joined; gives the last to do so."""
+    return _native.join()
