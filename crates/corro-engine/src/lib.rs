@@ -42,6 +42,7 @@ mod options;
 pub mod plan;
 mod primitive;
 pub mod recorder;
+pub mod refine;
 pub mod request;
 mod set;
 pub mod simulator;
@@ -50,6 +51,7 @@ mod ticket;
 pub mod timeline;
 pub mod trace;
 pub mod tree;
+pub mod unnamed;
 mod wires;
 
 pub use coordinator::{Coordinator, StallLimits};

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::coordinator::StallReport;
 use crate::matching::Agreed;
+use crate::refine::Seen;
 use crate::request::Request;
 
 /// Longest message that is believed: a few hundred thousand tensors with long names.
@@ -53,6 +54,17 @@ pub enum Up {
         fewest: u64,
         /// And the fastest.
         most: u64,
+        /// Whether some member has part of the next entry's tensors, and not all.
+        torn: bool,
+    },
+    /// What every member at or below the sender has seen of the plan, so that it can be refined.
+    Seen {
+        /// Which plan.
+        era: u32,
+        /// How often it was refined before.
+        round: u32,
+        /// What.
+        seen: Seen,
     },
     /// What this member is doing, since somebody waits for it.
     Doing(Rank, String),
@@ -130,6 +142,24 @@ pub enum Decision {
         begun: u64,
         /// Whether some had begun one more, which they must withdraw from.
         withdraw: bool,
+    },
+    /// The plan is not left after all: go on, and from an entry on in fewer entries.
+    Refine {
+        /// Which plan.
+        era: u32,
+        /// How many entries are begun before, in all.
+        at: u64,
+        /// Entries, each to be run as one: the same tensors.
+        batches: Vec<Vec<Slot>>,
+    },
+    /// From the `base`th unnamed tensor of a kind on, numbers come round after `length` of them.
+    Fold {
+        /// Of which kind.
+        stream: String,
+        /// From which on: far enough ahead.
+        base: u64,
+        /// How many numbers.
+        length: u64,
     },
     /// Tell what you are doing.
     Ask(Vec<Rank>),

@@ -95,6 +95,7 @@ impl Options {
             // While the settings are being tuned, plans would hide what they do.
             plans: self.plans && self.tuning.is_none(),
             fusion: fusion::Limits { threshold: self.fusion_threshold, only_groups: self.only_groups },
+            entry_cost: Rules::default().entry_cost,
             ticks: self.watching.on_request || self.watching.timeline.is_some(),
         }
     }

@@ -142,6 +142,11 @@ impl ProcessSet {
         })
     }
 
+    /// A name for a tensor that has none.
+    pub(crate) fn name(&self, kind: &str) -> String {
+        lock(&self.state).node.name(kind)
+    }
+
     /// Takes tensors that complete together, or none of them.
     pub(crate) fn submit_group(&self, submissions: Vec<Submission>, number: u64) -> Result<Vec<Arc<Promise>>> {
         for submission in &submissions {
@@ -184,6 +189,7 @@ impl ProcessSet {
         self.core.observers.submitted(now, &request);
         let Submission { input, output, .. } = submission;
         let tensor = Tensor { input, output, prescaled: false };
+        st.node.note_looks(self.core.looks());
         let entry = Entry { tensor: Some(tensor), verdict: None, promise: Arc::clone(&promise), record, since: now };
         if st.node.submit_to_plan(now, &request) {
             st.entries.insert(request.name, entry);
@@ -315,6 +321,11 @@ impl ProcessSet {
             Action::Planned => {
                 self.core.observers.metrics.changed_gear("the same step came again and again: a plan");
                 st.after.push(After::Inform(format!("process set {}: follows a plan from now on", self.id)));
+                self.wake_runner();
+            }
+            Action::Refined { from, to } => {
+                let text = format!("process set {}: the plan has {to} entries from now on, it had {from}", self.id);
+                st.after.push(After::Inform(text));
                 self.wake_runner();
             }
             Action::PlanLeft { withdraw, renew, reason } => {

@@ -42,6 +42,7 @@ impl ProcessSet {
         let request = submission.request(None);
         let began = self.core.now();
         let mut st = lock(&self.state);
+        st.node.note_looks(self.core.look());
         let free = st.over.is_none() && st.queue.is_empty() && !st.is_under_way(&request.name);
         let Some(agreed) = free.then(|| st.node.begin_alone(began, &request)).flatten() else {
             drop(st);
@@ -106,6 +107,10 @@ impl ProcessSet {
         let next = st.take_job(now);
         if next.is_none() {
             self.may_have_job.store(false, Ordering::SeqCst);
+        }
+        // What a member has seen of a plan, it says when it begins an entry.
+        if st.node.gear() == Gear::Plan && st.node.has_news() && !std::mem::replace(&mut st.watcher_up, true) {
+            self.ring();
         }
         next
     }

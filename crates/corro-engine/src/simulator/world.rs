@@ -69,6 +69,8 @@ struct Program {
     steps: VecDeque<Step>,
     /// Waits for these.
     waits: Option<(usize, Vec<String>)>,
+    /// How often it has waited.
+    looks: u64,
     joining: Option<usize>,
     /// Whether an event will wake it.
     sleeps: bool,
@@ -129,7 +131,7 @@ impl<'a> World<'a> {
         for (rank, steps) in scenario.programs.iter().enumerate() {
             let steps = steps.iter().cloned().collect();
             let (sleeps, awake, dead, frozen) = (true, false, false, Time::ZERO);
-            world.programs.push(Program { steps, waits: None, joining: None, sleeps, awake, dead, frozen });
+            world.programs.push(Program { steps, waits: None, looks: 0, joining: None, sleeps, awake, dead, frozen });
             world.after(Duration::ZERO, Event::Program(rank));
         }
         for (rank, at) in &scenario.deaths {
@@ -284,7 +286,9 @@ impl<'a> World<'a> {
             }
             self.moved = self.now;
             let program = &mut self.programs[rank];
-            (program.waits, program.joining) = (None, None);
+            if program.waits.take().is_some() || program.joining.take().is_some() {
+                program.looks += 1;
+            }
             let Some(step) = program.steps.pop_front() else { return Ok(()) };
             self.note(|| format!("rank {rank} does {step:?}"));
             self.step(rank, step)?;
@@ -305,8 +309,10 @@ impl<'a> World<'a> {
             }
             Step::Submit { set, request, tag, fails } => {
                 let place = (set, self.place(set, rank));
+                let looks = self.programs[rank].looks;
                 let member = self.member(place);
                 if member.node.over().is_none() {
+                    member.node.note_looks(looks);
                     let ticket = Ticket { tag, fails, taken: false };
                     if member.tickets.insert(request.name.clone(), ticket).is_some() {
                         return Err(format!("rank {rank} submits {} twice", request.name));
@@ -461,6 +467,7 @@ impl<'a> World<'a> {
                 self.member(place).planned = true;
                 self.report.plans += 1;
             }
+            Action::Refined { .. } => self.report.refinements += 1,
             Action::PlanLeft { withdraw, renew, .. } => {
                 self.member(place).planned = false;
                 if withdraw && !renew {
