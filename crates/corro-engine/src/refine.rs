@@ -108,7 +108,8 @@ impl Observer {
             let boundary = entry - 1;
             let same = |(a, b): ((u64, u64), (u64, u64))| a.0 == a.1 && a == b;
             // What came before the plan began is not known. It does not count, neither for nor against.
-            if let (Some(looks), Some(was_ready), Some(is_ready)) = (before.looks.zip(this.looks), before.ready, this.ready)
+            if let (Some(looks), Some(was_ready), Some(is_ready)) =
+                (before.looks.zip(this.looks), before.ready, this.ready)
             {
                 self.blind[boundary] &= same(looks);
                 self.pace[boundary].push(micros(is_ready.saturating_sub(was_ready)));
@@ -203,7 +204,15 @@ mod tests {
     fn tensor(bytes: usize, dtype: DType) -> Arc<Agreed> {
         let request = allreduce("x", 0);
         let shapes = vec![corro_core::Shape(vec![bytes / dtype.size()])];
-        Arc::new(Agreed { name: request.name, kind: request.kind, dtype, shapes, splits: vec![], gpu: false, group: None })
+        Arc::new(Agreed {
+            name: request.name,
+            kind: request.kind,
+            dtype,
+            shapes,
+            splits: vec![],
+            gpu: false,
+            group: None,
+        })
     }
 
     fn entries(sizes: &[usize]) -> Vec<Vec<Arc<Agreed>>> {
@@ -238,7 +247,11 @@ mod tests {
 
     #[test]
     fn entries_stay_below_the_threshold_and_of_one_kind() {
-        assert_eq!(sizes(&entries(&[600, 600, 300]), &seen(&[0, 0], &[0, 0])), Some(vec![2, 1]), "the third with the first");
+        assert_eq!(
+            sizes(&entries(&[600, 600, 300]), &seen(&[0, 0], &[0, 0])),
+            Some(vec![2, 1]),
+            "the third with the first"
+        );
         assert_eq!(sizes(&entries(&[600, 600]), &seen(&[0], &[0])), None);
         let mixed: Vec<Vec<Arc<Agreed>>> =
             (0..6).map(|i| vec![tensor(8, if i % 2 == 0 { DType::F32 } else { DType::F64 })]).collect();

@@ -210,7 +210,9 @@ mod tests {
                     let rank = &mut ranks[who];
                     match log.get(rank.read) {
                         Some(Said::Run(n)) => rank.done[*n] = true,
-                        Some(Said::Fold(fold)) => assert!(who == 0 || rank.stream.apply(*fold), "seed {seed}: too late"),
+                        Some(Said::Fold(fold)) => {
+                            assert!(who == 0 || rank.stream.apply(*fold), "seed {seed}: too late")
+                        }
                         None => break,
                     }
                     rank.read += 1;

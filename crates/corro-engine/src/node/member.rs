@@ -147,9 +147,9 @@ impl Node {
                 }
             }
             Decision::Stalled(report) => self.actions.push(Action::Stalled(report)),
-            Decision::Tune { fusion_threshold } => {
+            Decision::Tune { fusion_threshold, knobs } => {
                 self.rules.fusion.threshold = fusion_threshold;
-                self.actions.push(Action::Tune(fusion_threshold));
+                self.actions.push(Action::Tune(fusion_threshold, knobs));
             }
             Decision::Shutdown(rank) => {
                 self.end(Error::Shutdown(format!("Horovod has been shut down (by rank {rank})")));
@@ -215,7 +215,8 @@ impl Node {
         let Some(mut following) = Following::new(batches, |slot| self.cache.get(slot).map(Arc::clone)) else {
             return self.end(Error::Bug(format!("a plan of slots that rank {} lacks", self.rank)));
         };
-        self.waiting.retain(|_, w| !matches!(w.said, Said::ByNumber(slot) if following.submit(self.now, self.looks, slot)));
+        self.waiting
+            .retain(|_, w| !matches!(w.said, Said::ByNumber(slot) if following.submit(self.now, self.looks, slot)));
         if !self.rules.entry_cost.is_zero() {
             following.observe();
         }

@@ -83,7 +83,8 @@ impl Node {
         }
         let slots = following.batches();
         let agreed = |slot: &Slot| self.cache.get(*slot).map(|cached| Arc::clone(&cached.agreed));
-        let entries: Vec<Vec<Arc<Agreed>>> = slots.iter().map(|entry| entry.iter().filter_map(agreed).collect()).collect();
+        let entries: Vec<Vec<Arc<Agreed>>> =
+            slots.iter().map(|entry| entry.iter().filter_map(agreed).collect()).collect();
         let whole = entries.iter().zip(slots).all(|(entry, slots)| entry.len() == slots.len());
         let burnt = self.root.as_ref().is_some_and(|r| r.refined.burnt);
         if !whole || burnt {

@@ -305,7 +305,8 @@ impl Node {
         }
         let size = root.coordinator.members().len();
         let for_good = self.unnamed.are_named_for_good(&to_run);
-        let plannable = self.rules.plans && for_good && to_run.iter().all(|a| is_plannable(a, size)) && has_whole_groups(&to_run);
+        let plannable =
+            self.rules.plans && for_good && to_run.iter().all(|a| is_plannable(a, size)) && has_whole_groups(&to_run);
         match slots.iter().copied().collect::<Option<Vec<Slot>>>().filter(|_| plannable) {
             None => root.learner.disturb(),
             Some(all_known) => {

@@ -70,7 +70,9 @@ impl Node {
         let fold = periods.period().and_then(|period| unnamed.streams.get(&stream)?.better(period));
         // Not while a plan is followed: nothing is decided then. And not more than can be remembered.
         let fits = |f: &Fold| f.length <= (self.rules.cache_capacity as u64).saturating_mul(3) / 4;
-        if let Some(Fold { base, length }) = fold.filter(fits).filter(|_| self.following.is_none() && self.over.is_none()) {
+        if let Some(Fold { base, length }) =
+            fold.filter(fits).filter(|_| self.following.is_none() && self.over.is_none())
+        {
             self.decide(Decision::Fold { stream, base, length });
         }
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
-use corro_collectives::Group;
+use corro_collectives::{Group, Tuning};
 use corro_core::{Error, Result};
 use smallvec::{SmallVec, smallvec};
 
@@ -28,6 +28,8 @@ pub(super) struct Lane {
     pub(super) group: Group,
     /// How many came before it.
     pub(super) generation: u64,
+    /// What those that come after it go on with.
+    pub(super) tuning: Tuning,
 }
 
 impl ProcessSet {
@@ -126,6 +128,13 @@ impl ProcessSet {
                     self.next_job(st, self.core.now())
                 });
             }
+            Running::Tune(tuning) => {
+                if let Some(lane) = lane {
+                    lane.group.tune(tuning);
+                    lane.tuning = tuning;
+                }
+                return self.with_state(|st| self.next_job(st, self.core.now()));
+            }
         };
         let planned = batch.gear == Gear::Plan;
         self.core.observers.begins(batch.began, planned, &batch.agreed);
@@ -158,7 +167,9 @@ impl ProcessSet {
     fn tune(&self, change: &Change) {
         self.core.log_tuning(change);
         self.with_state(|st| {
-            st.node.tune(change.parameters.fusion_threshold);
+            let reductions =
+                self.core.options.tuning.as_ref().is_some_and(|t| t.may_tune_reductions(&self.core.fabric));
+            st.node.tune(change.parameters.fusion_threshold, change.parameters.knobs(reductions));
             if change.finished {
                 st.node.allow_plans();
             }
@@ -212,8 +223,9 @@ impl ProcessSet {
     /// Replaces the lane. The old one is kept until all members have finished what they had begun there.
     fn renew(&self, lane: &mut Option<Lane>) -> Result<()> {
         let Some(old) = lane.take() else { return Ok(()) };
-        let generation = old.generation + 1;
+        let (generation, tuning) = (old.generation + 1, old.tuning);
         let mut group = Group::open(&self.core.fabric, group_id(self.serial, 1 + generation), &self.members)?;
+        group.tune(tuning);
         group.barrier()?;
         self.with_state(|st| {
             st.withdrawal = group.withdrawal();
@@ -221,7 +233,7 @@ impl ProcessSet {
                 st.withdrawal.set();
             }
         });
-        *lane = Some(Lane { group, generation });
+        *lane = Some(Lane { group, generation, tuning });
         Ok(())
     }
 
