@@ -17,6 +17,7 @@ use crate::pieces::Pieces;
 use crate::reduction::Reduction;
 use crate::schedule::{Action, Builder, Schedule};
 use crate::subset::Subset;
+use crate::tuning::Tuning;
 
 /// Up to this many bytes a copy is cheaper than asking whether all members have come.
 const STAGED: usize = 1 << 20;
@@ -145,17 +146,17 @@ impl Group {
                 direct::allreduce(team, pieces, arithmetic, &mut self.scratch, self.timeout)
             }
             (Algorithm::Hierarchical, _) => {
-                let Self { channel, carriers, scratch, timeout, windows, .. } = self;
+                let Self { channel, carriers, scratch, timeout, windows, tuning, .. } = self;
                 scratch.resize(SCRATCH, 0);
                 let first = *windows;
                 *windows += pieces.len().div_ceil(hierarchical::WINDOW);
-                by_hosts(carriers, arithmetic, *timeout, first).allreduce(channel, pieces, scratch)
+                by_hosts(carriers, arithmetic, *timeout, first, *tuning).allreduce(channel, pieces, scratch)
             }
             _ => {
-                let Self { channel, all, scratch, .. } = self;
+                let Self { channel, all, scratch, tuning, .. } = self;
                 scratch.resize(SCRATCH, 0);
                 with_one_buffer(pieces, |data| {
-                    let plan = plan(all, data.len(), arithmetic.dtype, algorithm);
+                    let plan = plan(all, data.len(), arithmetic.dtype, algorithm, *tuning);
                     executor::run(
                         &mut channel.links,
                         plan,
@@ -170,14 +171,14 @@ impl Group {
     fn allreduce_area(&mut self, range: &Range<usize>, how: &Reduction) -> Result<()> {
         let arithmetic = self.arithmetic(how);
         let algorithm = self.choose(Collective::Allreduce, range.len())?;
-        let Self { channel, carriers, scratch, timeout, own_area, .. } = self;
+        let Self { channel, carriers, scratch, timeout, own_area, tuning, .. } = self;
         match (&mut channel.team, algorithm) {
             (Some(team), Algorithm::Direct) if how.op != ReduceOp::Adasum => {
                 direct::allreduce_area(team, range, arithmetic, *timeout)
             }
             (Some(_), Algorithm::Hierarchical) if how.op != ReduceOp::Adasum => {
                 scratch.resize(SCRATCH, 0);
-                by_hosts(carriers, arithmetic, *timeout, 0).allreduce_area(channel, range, scratch)
+                by_hosts(carriers, arithmetic, *timeout, 0, *tuning).allreduce_area(channel, range, scratch)
             }
             // The other algorithms see it as plain memory, which it is.
             (Some(_), _) => {
@@ -197,8 +198,8 @@ impl Group {
 }
 
 /// How `subset` allreduces `bytes` bytes over links.
-fn plan(subset: &Subset, bytes: usize, dtype: DType, algorithm: Algorithm) -> Schedule {
-    let mut b = Builder::default();
+fn plan(subset: &Subset, bytes: usize, dtype: DType, algorithm: Algorithm, tuning: Tuning) -> Schedule {
+    let mut b = Builder::cutting(tuning.segment);
     let chunk = |m| direct::element_share(bytes, subset.size(), m, dtype);
     let chunks: Vec<Range<usize>> = (0..subset.size()).map(chunk).collect();
     match algorithm {
@@ -216,10 +217,11 @@ fn by_hosts(
     how: Arithmetic,
     timeout: Duration,
     first: usize,
+    tuning: Tuning,
 ) -> hierarchical::Job<'_, impl Fn(&Subset, usize) -> Result<Schedule>> {
     let between = move |subset: &Subset, bytes: usize| {
-        let algorithm = choose(Collective::Allreduce, Topology::OneEach, subset.size(), bytes, None)?;
-        Ok(plan(subset, bytes, how.dtype, algorithm))
+        let algorithm = choose(Collective::Allreduce, Topology::OneEach, subset.size(), bytes, None, tuning)?;
+        Ok(plan(subset, bytes, how.dtype, algorithm, tuning))
     };
     hierarchical::Job { carriers, how, timeout, first, between }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::OpenOptions;
 use std::io::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) may_spin: bool,
     pub(crate) observers: Observers,
+    /// How often the program has learned that something is done.
+    looks: AtomicU64,
     start: Instant,
     sets: Mutex<Sets>,
     global: OnceLock<WeakSet>,
@@ -56,6 +59,7 @@ impl Core {
             options,
             may_spin,
             observers: Observers::new(tuner),
+            looks: AtomicU64::new(0),
             start: Instant::now(),
             sets: Mutex::default(),
             global: OnceLock::new(),
@@ -67,6 +71,16 @@ impl Core {
     /// Since the engine's start.
     pub(crate) fn now(&self) -> Duration {
         self.start.elapsed()
+    }
+
+    /// How often the program has learned that something is done. What it submits from then on may depend on that.
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    /// The program learns that something is done; gives how often it has by now.
+    pub(crate) fn look(&self) -> u64 {
+        self.looks.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// The set with this number, if this rank is a member.

@@ -126,6 +126,13 @@ impl Engine {
         Ok(Ticket { promise, set })
     }
 
+    /// A name for the next tensor of this kind, say `allreduce`, that the program has no name for. Members of the set that
+    /// ask for names of a kind equally often get the same. Names come round, so that the engine comes to know them: who gets
+    /// one must wait until the tensor that had it before is done, and then submit.
+    pub fn name(&self, set: u32, kind: &str) -> Result<String> {
+        Ok(self.set(set)?.name(kind))
+    }
+
     /// Submits several tensors that complete together; if one of them is refused, none is submitted.
     pub fn submit_group(&self, submissions: Vec<Submission>) -> Result<Vec<Ticket>> {
         let Some(first) = submissions.first() else { return Ok(vec![]) };

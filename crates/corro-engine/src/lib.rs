@@ -45,6 +45,7 @@ pub mod plan;
 mod primitive;
 pub mod pulse;
 pub mod recorder;
+pub mod refine;
 pub mod request;
 mod set;
 pub mod simulator;
@@ -53,6 +54,7 @@ mod ticket;
 pub mod timeline;
 pub mod trace;
 pub mod tree;
+pub mod unnamed;
 mod wires;
 
 pub use coordinator::{Coordinator, StallLimits};

@@ -5,11 +5,13 @@
 
 use std::time::Duration;
 
+use corro_collectives::Tuning;
 use corro_core::{Error, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::coordinator::StallReport;
 use crate::matching::Agreed;
+use crate::refine::Seen;
 use crate::request::Request;
 
 /// Longest message that is believed: a few hundred thousand tensors with long names.
@@ -53,6 +55,17 @@ pub enum Up {
         fewest: u64,
         /// And the fastest.
         most: u64,
+        /// Whether some member has part of the next entry's tensors, and not all.
+        torn: bool,
+    },
+    /// What every member at or below the sender has seen of the plan, so that it can be refined.
+    Seen {
+        /// Which plan.
+        era: u32,
+        /// How often it was refined before.
+        round: u32,
+        /// What.
+        seen: Seen,
     },
     /// What this member is doing, since somebody waits for it.
     Doing(Rank, String),
@@ -137,6 +150,24 @@ pub enum Decision {
         /// Whether some had begun one more, which they must withdraw from.
         withdraw: bool,
     },
+    /// The plan is not left after all: go on, and from an entry on in fewer entries.
+    Refine {
+        /// Which plan.
+        era: u32,
+        /// How many entries are begun before, in all.
+        at: u64,
+        /// Entries, each to be run as one: the same tensors.
+        batches: Vec<Vec<Slot>>,
+    },
+    /// From the `base`th unnamed tensor of a kind on, numbers come round after `length` of them.
+    Fold {
+        /// Of which kind.
+        stream: String,
+        /// From which on: far enough ahead.
+        base: u64,
+        /// How many numbers.
+        length: u64,
+    },
     /// Tell what you are doing.
     Ask(Vec<Rank>),
     /// Some members wait for others for longer than they should.
@@ -145,6 +176,8 @@ pub enum Decision {
     Tune {
         /// Bytes.
         fusion_threshold: usize,
+        /// And how collectives are run.
+        knobs: Knobs,
     },
     /// The job is over, since this rank said so.
     Shutdown(Rank),
@@ -154,6 +187,30 @@ pub enum Decision {
     AreYouThere,
     /// It does.
     Here,
+}
+
+/// The knobs of collectives that can be tuned, see [`corro_collectives::Tuning`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Knobs {
+    /// Bytes of a message's segment.
+    pub segment: usize,
+    /// The power of two by which crossover sizes are multiplied.
+    pub crossover: i32,
+    /// Whether also those of reductions.
+    pub reductions: bool,
+}
+
+impl From<Knobs> for Tuning {
+    fn from(Knobs { segment, crossover, reductions }: Knobs) -> Self {
+        Self { segment, crossover, reductions }
+    }
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        let Tuning { segment, crossover, reductions } = Tuning::default();
+        Self { segment, crossover, reductions }
+    }
 }
 
 /// A tensor to run.

@@ -14,7 +14,9 @@
 //! again.
 
 mod member;
+mod refining;
 mod root;
+mod unnamed;
 mod watching;
 
 use std::sync::Arc;
@@ -27,13 +29,15 @@ use crate::coordinator::{StallLimits, StallReport, Time};
 use crate::fusion;
 use crate::hash::{HashMap, HashSet};
 use crate::matching::Agreed;
-use crate::message::{Decision, Slot, Up, ranges, slots};
+use crate::message::{Decision, Knobs, Slot, Up, ranges, slots};
 use crate::plan::Following;
 use crate::pulse::Pulse;
 use crate::request::Request;
 use crate::tree::Neighbours;
 
+use self::refining::Refining;
 use self::root::Root;
+use self::unnamed::Unnamed;
 
 /// How long a member that saw something fail waits for the root's word on what failed first.
 const VERDICT_TIME: Duration = Duration::from_millis(500);
@@ -53,6 +57,9 @@ pub struct Rules {
     pub plans: bool,
     /// How plans fuse.
     pub fusion: fusion::Limits,
+    /// What it costs to run two entries of a plan and not one: plans are refined so far that no entry waits longer for
+    /// what it is merged with. Zero: they stay as they were made.
+    pub entry_cost: Duration,
     /// Whether the root says who has asked for what, for a timeline.
     pub ticks: bool,
     /// How long waiting for a rank that makes no progress may go on; zero: for ever.
@@ -68,6 +75,7 @@ impl Default for Rules {
             cache_capacity: 1024,
             plans: true,
             fusion: fusion::Limits { threshold: 128 << 20, only_groups: false },
+            entry_cost: Duration::from_micros(30),
             ticks: false,
             timeout: Duration::from_secs(60),
             watches: true,
@@ -98,6 +106,13 @@ pub enum Action {
     AllJoined(Rank),
     /// A plan begins; [`Node::begin`] has its entries.
     Planned,
+    /// The plan goes on in fewer entries.
+    Refined {
+        /// How many there were.
+        from: usize,
+        /// And are from now on.
+        to: usize,
+    },
     /// The plan is over.
     PlanLeft {
         /// Whether this member must withdraw from the entry it has begun.
@@ -115,8 +130,8 @@ pub enum Action {
     Silent(usize, Duration),
     /// To be told to people.
     Stalled(StallReport),
-    /// How much may run as one from here on.
-    Tune(usize),
+    /// How much may run as one from here on, and how collectives run that are not under way.
+    Tune(usize, Knobs),
     /// The job is over: fail all that waits and all that comes.
     Over(Error),
 }
@@ -150,6 +165,7 @@ struct Halting {
     left: usize,
     fewest: u64,
     most: u64,
+    torn: bool,
 }
 
 /// See the module.
@@ -172,6 +188,10 @@ pub struct Node {
     counts: HashMap<Slot, usize>,
     following: Option<Following>,
     halting: Option<Halting>,
+    refining: Refining,
+    unnamed: Unnamed,
+    /// How often the program has learned of a result.
+    looks: u64,
     left_because: String,
     asked_to_leave: bool,
     patience: Duration,
@@ -216,6 +236,9 @@ impl Node {
             counts: HashMap::default(),
             following: None,
             halting: None,
+            refining: Refining::default(),
+            unnamed: Unnamed::default(),
+            looks: 0,
             left_because: String::new(),
             asked_to_leave: false,
             patience: PATIENCE,
@@ -277,6 +300,7 @@ impl Node {
         if self.submit_to_plan(now, &request) || self.over.is_some() {
             return;
         }
+        self.learn_unnamed(&request);
         if self.joining != Joining::No {
             return self.aside.push(request);
         }
@@ -300,7 +324,7 @@ impl Node {
         self.now = now;
         let Some(following) = self.following.as_mut().filter(|_| self.joining == Joining::No) else { return false };
         let waited = following.has_ready() || self.in_entry;
-        if !self.cache.find(request).is_some_and(|cached| following.submit(cached.slot)) {
+        if !self.cache.find(request).is_some_and(|cached| following.submit(now, self.looks, cached.slot)) {
             return false;
         }
         if !waited {
@@ -338,10 +362,11 @@ impl Node {
         self.tell_root(Up::Doing(self.rank, doing));
     }
 
-    /// Changes how much may run as one, for all members. Only the root can.
-    pub fn tune(&mut self, fusion_threshold: usize) {
-        if self.root.is_some() && self.over.is_none() {
-            self.decide(Decision::Tune { fusion_threshold });
+    /// Changes how much may run as one and how collectives run, for all members. Only the root can.
+    pub fn tune(&mut self, fusion_threshold: usize, knobs: Knobs) {
+        if let Some(root) = self.root.as_mut().filter(|_| self.over.is_none()) {
+            root.refined.forget();
+            self.decide(Decision::Tune { fusion_threshold, knobs });
         }
     }
 
@@ -361,9 +386,14 @@ impl Node {
         if !self.can_begin() {
             return None;
         }
-        let tensors = self.following.as_mut()?.begin()?;
+        let following = self.following.as_mut()?;
+        let round = following.round();
+        let (tensors, seen) = following.begin(now)?;
         self.in_entry = true;
         self.moved = now;
+        if let Some(seen) = seen {
+            self.heard_seen(round, seen);
+        }
         Some(tensors)
     }
 
@@ -392,6 +422,9 @@ impl Node {
         self.patience = self.patience.max(waited * 4).min(MOST_PATIENCE);
         self.in_entry = false;
         self.moved = now;
+        if let Some(following) = &mut self.following {
+            following.switch();
+        }
     }
 
     /// A child says something.
@@ -413,9 +446,14 @@ impl Node {
                 let said = slots(&said, self.rules.cache_capacity.saturating_mul(2)).collect();
                 self.heard_overdue(said);
             }
-            Up::Halted { era, fewest, most } => {
+            Up::Halted { era, fewest, most, torn } => {
                 if era == self.era {
-                    self.count_halted(fewest, most);
+                    self.count_halted(fewest, most, torn);
+                }
+            }
+            Up::Seen { era, round, seen } => {
+                if era == self.era {
+                    self.heard_seen(round, seen);
                 }
             }
             Up::Leave { era, rank, why, futile } => {
@@ -617,9 +655,10 @@ mod tests {
                 Action::Fail(names, _) => format!("fail {}", names.join(" ")),
                 Action::AllJoined(last) => format!("joined, {last} last"),
                 Action::Planned => "plan".into(),
+                Action::Refined { from, to } => format!("{to} entries in place of {from}"),
                 Action::PlanLeft { renew, .. } => format!("plan left, renew {renew}"),
                 Action::Stalled(report) => format!("stalled by {:?}", report.missing.keys().collect::<Vec<_>>()),
-                Action::Tune(bytes) => format!("tune {bytes}"),
+                Action::Tune(bytes, _) => format!("tune {bytes}"),
                 Action::Over(error) => format!("over: {error}"),
                 Action::Silent(member, _) => format!("{member} is silent"),
                 Action::Asked | Action::Heard(..) => String::new(),
@@ -701,13 +740,170 @@ mod tests {
 
     #[test]
     fn in_a_plan_nothing_is_said() {
-        let mut ranks = Ranks::in_plan(4, Rules::default(), &[a(), b()]);
-        for _ in 0..10 {
+        let mut ranks = Ranks::in_plan(4, Rules { entry_cost: Duration::ZERO, ..Rules::default() }, &[a(), b()]);
+        let pass = |ranks: &mut Ranks| {
             ranks.submit_on_all(&b());
             ranks.submit_on_all(&a());
             (0..4).for_each(|rank| assert_eq!(ranks.follow(rank), ["a", "b"]));
-        }
+            ranks.settle();
+        };
+        (0..50).for_each(|_| pass(&mut ranks));
         assert_eq!((ranks.messages, ranks.told()), (0, vec![]));
+    }
+
+    /// One pass over `a` and `b`, submitted at once; gives how many entries that took.
+    fn pass(ranks: &mut Ranks) -> usize {
+        ranks.submit_on_all(&b());
+        ranks.submit_on_all(&a());
+        let mut entries = Vec::new();
+        for rank in 0..ranks.nodes.len() {
+            let node = &mut ranks.nodes[rank];
+            let begun = std::iter::from_fn(|| node.begin(ranks.now).inspect(|_| node.finished(ranks.now)));
+            entries.push(begun.count());
+        }
+        ranks.settle();
+        assert!(entries.windows(2).all(|w| w[0] == w[1]), "{entries:?}");
+        entries[0]
+    }
+
+    #[test]
+    fn what_comes_at_once_is_merged_and_then_not_a_word_is_said() {
+        let mut ranks = Ranks::in_plan(5, Rules::default(), &[a(), b()]);
+        let entries: Vec<usize> = (0..6).map(|_| pass(&mut ranks)).collect();
+        assert_eq!((entries[0], entries[5]), (2, 1), "{entries:?}");
+        assert_eq!(ranks.told(), ["1 entries in place of 2"]);
+        ranks.messages = 0;
+        (0..50).for_each(|_| assert_eq!(pass(&mut ranks), 1));
+        assert_eq!((ranks.messages, ranks.told()), (0, vec![]));
+        // Left for a good reason, it comes back as it was.
+        ranks.submit_on_all(&allreduce("new", 1));
+        while ranks.nodes[0].gear() != Gear::Plan {
+            ranks.submit_on_all(&a());
+            ranks.submit_on_all(&b());
+        }
+        (0..5).for_each(|rank| drop(ranks.follow(rank)));
+        ranks.told();
+        assert_eq!(pass(&mut ranks), 1);
+        assert_eq!(ranks.told(), [""; 0]);
+    }
+
+    #[test]
+    fn a_program_that_looks_in_between_is_never_made_to_wait() {
+        let mut ranks = Ranks::in_plan(3, Rules::default(), &[a(), b()]);
+        for step in 0..50 {
+            ranks.submit_on_all(&a());
+            ranks.nodes[1].note_looks(step);
+            ranks.submit_on_all(&b());
+            (0..3).for_each(|rank| assert_eq!(ranks.follow(rank), ["a", "b"]));
+            ranks.settle();
+        }
+        assert_eq!(ranks.told(), [""; 0]);
+    }
+
+    #[test]
+    fn whoever_wants_to_leave_while_a_plan_is_refined_does() {
+        let mut ranks = Ranks::in_plan(3, Rules::default(), &[a(), b()]);
+        // Rank 2 is slow to hear of it.
+        let mut halted = None;
+        for _ in 0..5 {
+            for request in [a(), b()] {
+                (0..3).for_each(|rank| ranks.nodes[rank].submit(ranks.now, request.clone()));
+            }
+            for rank in 0..3 {
+                while ranks.nodes[rank].begin(ranks.now).is_some() {
+                    ranks.nodes[rank].finished(ranks.now);
+                }
+                if rank > 0 {
+                    for said in ranks.nodes[rank].flush(ranks.now).0 {
+                        ranks.nodes[0].hear_child(ranks.now, said);
+                    }
+                }
+            }
+            let (_, down) = ranks.nodes[0].flush(ranks.now);
+            if !down.is_empty() {
+                halted = Some(down);
+                break;
+            }
+        }
+        let halted = halted.expect("it is to be refined");
+        assert!(matches!(halted[..], [Decision::Halt { .. }]), "{halted:?}");
+        ranks.nodes[1].hear_parent(ranks.now, halted.clone());
+        ranks.nodes[2].submit(ranks.now, allreduce("new", 1));
+        ranks.nodes[2].hear_parent(ranks.now, halted);
+        ranks.settle();
+        let told = ranks.told();
+        assert_eq!(told, ["plan left, renew false"]);
+        ranks.submit(0, allreduce("new", 1));
+        ranks.submit(1, allreduce("new", 1));
+        assert_eq!(ranks.told(), ["run new"]);
+    }
+
+    #[test]
+    fn tensors_without_names_come_into_the_plan_whatever_their_number() {
+        let mut ranks = Ranks::new(3, Rules::default());
+        // Five in a step, of different sizes: 256 names would mean something else in each.
+        let mut steps = 0;
+        while ranks.nodes[0].gear() != Gear::Plan {
+            for tensor in 0..5 {
+                for rank in 0..3 {
+                    let name = ranks.nodes[rank].name("allreduce");
+                    ranks.submit(rank, allreduce(&name, 1 + tensor));
+                }
+            }
+            steps += 1;
+            (0..3).for_each(|rank| ranks.nodes[rank].note_looks(steps));
+            assert!(steps < 1000, "no plan");
+        }
+        (0..3).for_each(|rank| drop(ranks.follow(rank)));
+        ranks.told();
+        for step in 0..500 {
+            if step == 300 {
+                ranks.messages = 0;
+            }
+            for tensor in 0..5 {
+                for rank in 0..3 {
+                    let name = ranks.nodes[rank].name("allreduce");
+                    ranks.submit(rank, allreduce(&name, 1 + tensor));
+                }
+            }
+            (0..3).for_each(|rank| ranks.nodes[rank].note_looks(1000 + step));
+            let ran: Vec<Vec<String>> = (0..3).map(|rank| ranks.follow(rank)).collect();
+            assert!(ran[0].len() == 5 && ran[0] == ran[1] && ran[1] == ran[2], "{ran:?}");
+            ranks.settle();
+        }
+        let told = ranks.told();
+        assert_eq!(ranks.messages, 0, "{told:?}");
+    }
+
+    #[test]
+    fn after_a_join_all_count_from_the_beginning() {
+        let mut ranks = Ranks::new(2, Rules::default());
+        assert_eq!((ranks.nodes[1].name("x"), ranks.nodes[1].name("x")), ("x.noname.0".into(), "x.noname.1".into()));
+        (0..2).for_each(|rank| ranks.nodes[rank].join(ranks.now));
+        ranks.settle();
+        assert_eq!(ranks.nodes[0].name("x"), ranks.nodes[1].name("x"));
+    }
+
+    #[test]
+    fn what_was_merged_wrongly_is_not_merged_again() {
+        let mut ranks = Ranks::in_plan(2, Rules::default(), &[a(), b()]);
+        for _ in 0..6 {
+            pass(&mut ranks);
+        }
+        assert_eq!(ranks.told(), ["1 entries in place of 2"]);
+        // From here on the program waits for `a` before it submits `b`.
+        ranks.submit_on_all(&a());
+        ranks.pass(PATIENCE);
+        assert_eq!(ranks.told(), ["plan left, renew false", "run a"]);
+        ranks.submit_on_all(&b());
+        for _ in 0..200 {
+            ranks.submit_on_all(&a());
+            (0..2).for_each(|rank| drop(ranks.follow(rank)));
+            ranks.submit_on_all(&b());
+            (0..2).for_each(|rank| drop(ranks.follow(rank)));
+        }
+        let told = ranks.told();
+        assert!(told.contains(&"plan".to_owned()) && !told.iter().any(|t| t.contains("in place")), "{told:?}");
     }
 
     #[test]

@@ -95,6 +95,7 @@ impl Options {
             // While the settings are being tuned, plans would hide what they do.
             plans: self.plans && self.tuning.is_none(),
             fusion: fusion::Limits { threshold: self.fusion_threshold, only_groups: self.only_groups },
+            entry_cost: Rules::default().entry_cost,
             ticks: self.watching.on_request || self.watching.timeline.is_some(),
             ..Rules::default()
         }
@@ -169,12 +170,17 @@ impl Tuning {
         Ok(Self { search, fixed, log: config::AUTOTUNE_LOG.value().map(PathBuf::from), fusion_threshold })
     }
 
+    /// Whether the crossover sizes of reductions may change: if last bits may, or no order is another with two ranks.
+    pub(crate) fn may_tune_reductions(&self, fabric: &Fabric) -> bool {
+        self.search.rounding_may_change || fabric.size() == 2
+    }
+
     /// The tuner of a job on this fabric.
     pub(crate) fn tuner(&self, fabric: &Fabric) -> autotune::Tuner {
         let hosts: BTreeSet<&str> = fabric.cards().iter().map(|c| c.locality.as_str()).collect();
         let start = autotune::Parameters {
             fusion_threshold: self.fusion_threshold,
-            pieces: 1,
+            pieces: autotune::PIECES,
             crossover: 0,
             cycle_time_ms: 0.0,
             cache_enabled: true,
@@ -184,8 +190,13 @@ impl Tuning {
         };
         // Inside a host values are summed in the order of ranks, wherever they lie in a batch.
         let search = autotune::Options { place_moves_rounding: hosts.len() > 2, ..self.search };
-        // The number of pieces is not a setting of the collectives: they choose it by size.
-        let fixed = autotune::Fixed { pieces: true, crossover: true, ..self.fixed };
+        // On one host all goes through shared memory: there are no messages to cut, and there is one algorithm.
+        let alone = hosts.len() == 1;
+        let fixed = autotune::Fixed {
+            pieces: alone || self.fixed.pieces,
+            crossover: alone || self.fixed.crossover,
+            ..self.fixed
+        };
         autotune::Tuner::new(start, fixed, search)
     }
 }

@@ -6,14 +6,17 @@
 //!
 //! Members *follow*: entry after entry, over and over, each as soon as its own tensors are there, waiting for its peers
 //! inside the collective. An entry can only complete once every member has begun it, so when the plan is left, members are
-//! at most one entry apart.
+//! at most one entry apart. A plan may be refined (see [`crate::refine`]): from an agreed entry on, the same tensors run in
+//! fewer entries.
 
 use std::sync::Arc;
 
 use crate::cache::Cached;
+use crate::coordinator::Time;
 use crate::hash::{HashMap, HashSet};
 use crate::matching::Agreed;
 use crate::message::Slot;
+use crate::refine::{Observer, Seen};
 use crate::request::Kind;
 
 /// Whether no member can finish this before all have begun it, which plans rely on.
@@ -123,7 +126,14 @@ pub struct Following {
     /// Submitted, and not begun.
     ready: usize,
     begun: u64,
+    /// How many were begun when these entries came to be followed: a whole number of passes over those before.
+    since: u64,
     halted: bool,
+    /// What is followed in place of these entries once so many have begun.
+    next: Option<(u64, Box<Following>)>,
+    /// How often the plan was refined.
+    round: u32,
+    observer: Option<Observer>,
 }
 
 #[derive(Debug)]
@@ -172,12 +182,84 @@ impl Following {
             tensors,
             ready: 0,
             begun: 0,
+            since: 0,
             halted: false,
+            next: None,
+            round: 0,
+            observer: None,
         })
     }
 
-    /// Takes note that this member has submitted `slot`. False if the plan does not have it.
-    pub fn submit(&mut self, slot: Slot) -> bool {
+    /// Watches what could be merged.
+    pub fn observe(&mut self) {
+        self.observer = Observer::new(self.batches.len(), self.round);
+    }
+
+    /// How often the plan was refined.
+    pub fn round(&self) -> u32 {
+        self.round
+    }
+
+    /// The entries.
+    pub fn batches(&self) -> &[Vec<Slot>] {
+        &self.batches
+    }
+
+    /// The first entry at which a new pass begins, if so many have begun.
+    pub fn pass_after(&self, begun: u64) -> u64 {
+        self.since + (begun - self.since).next_multiple_of(self.batches.len() as u64)
+    }
+
+    /// Goes on, and from entry `at` on, with which a pass begins, in these entries. False if they are not of the same
+    /// tensors, or it is too late.
+    pub fn refine(&mut self, at: u64, batches: Vec<Vec<Slot>>, in_entry: bool) -> bool {
+        let next = Self::new(batches, |slot| self.tensors.get(&slot).map(|t| Arc::clone(&t.cached)));
+        let Some(mut next) = next.filter(|n| n.tensors.len() == self.tensors.len()) else { return false };
+        if at < self.begun || at != self.pass_after(at) || self.next.is_some() {
+            return false;
+        }
+        self.round += 1;
+        self.halted = false;
+        self.observer = None;
+        (next.round, next.since) = (self.round, at);
+        self.next = Some((at, Box::new(next)));
+        if !in_entry {
+            self.switch();
+        }
+        true
+    }
+
+    /// No entry is under way any more: if it is time, follows the refined plan.
+    pub fn switch(&mut self) {
+        if let Some((_, next)) = self.next.take_if(|(at, _)| *at == self.begun) {
+            let before = std::mem::replace(self, *next);
+            (self.begun, self.halted) = (before.begun, before.halted);
+            for (slot, _) in before.tensors.iter().filter(|(_, t)| t.ready) {
+                self.note(*slot);
+            }
+            self.observe();
+        }
+    }
+
+    /// The place of the entry that is begun when so many have.
+    fn place(&self, begun: u64) -> usize {
+        (begun.saturating_sub(self.since) % self.batches.len() as u64) as usize
+    }
+
+    /// Takes note that this member has submitted `slot`, having looked at results so many times. False if the plan does
+    /// not have it.
+    pub fn submit(&mut self, now: Time, looks: u64, slot: Slot) -> bool {
+        let is_new = self.tensors.get(&slot).is_some_and(|t| !t.ready);
+        let known = self.note(slot);
+        if let (true, Some(observer)) = (is_new, &mut self.observer) {
+            for entry in self.tensors.get(&slot).iter().flat_map(|t| &t.needed_by) {
+                observer.submitted(now, looks, *entry, self.missing[*entry] == 0);
+            }
+        }
+        known
+    }
+
+    fn note(&mut self, slot: Slot) -> bool {
         let Some(tensor) = self.tensors.get_mut(&slot) else { return false };
         if !std::mem::replace(&mut tensor.ready, true) {
             tensor.needed_by.iter().for_each(|entry| self.missing[*entry] -= 1);
@@ -188,13 +270,13 @@ impl Following {
 
     /// Whether the next entry is this tensor and nothing else, and nobody has submitted it yet.
     pub fn is_next_alone(&self, slot: Slot) -> bool {
-        let next = (self.begun % self.batches.len() as u64) as usize;
+        let next = self.place(self.begun);
         !self.halted && self.batches[next] == [slot] && self.missing[next] == 1 && self.needs[next] == 1
     }
 
-    /// Begins the next entry if all its tensors are there: gives them.
-    pub fn begin(&mut self) -> Option<Arc<[Arc<Agreed>]>> {
-        let next = (self.begun % self.batches.len() as u64) as usize;
+    /// Begins the next entry if all its tensors are there: gives them. And once enough was seen of the plan, what.
+    pub fn begin(&mut self, now: Time) -> Option<(Arc<[Arc<Agreed>]>, Option<Seen>)> {
+        let next = self.place(self.begun);
         if self.halted || self.missing[next] > 0 {
             return None;
         }
@@ -206,12 +288,22 @@ impl Following {
                 tensor.ready = false;
             }
         }
-        Some(Arc::clone(&self.agreed[next]))
+        let seen = self.observer.as_mut().and_then(|o| o.begins(now, next));
+        if seen.is_some() {
+            self.observer = None;
+        }
+        Some((Arc::clone(&self.agreed[next]), seen))
+    }
+
+    /// Whether this member has some of the next entry's tensors, and not all.
+    pub fn is_torn(&self) -> bool {
+        let next = self.place(self.begun);
+        self.missing[next] > 0 && self.missing[next] < self.needs[next]
     }
 
     /// Whether the next entry could begin.
     pub fn can_begin(&self) -> bool {
-        let next = (self.begun % self.batches.len() as u64) as usize;
+        let next = self.place(self.begun);
         !self.halted && self.missing[next] == 0
     }
 
@@ -239,20 +331,20 @@ impl Following {
     /// The tensors of the pass at hand, without the entries from `begun` on: what has run of what the program does over
     /// and over.
     pub fn ran(&self, begun: u64) -> impl Iterator<Item = &Arc<Agreed>> {
-        let done = (begun % self.batches.len() as u64) as usize;
+        let done = self.place(begun);
         self.batches[..done].iter().flatten().filter_map(|slot| Some(&self.tensors.get(slot)?.cached.agreed))
     }
 
     /// The names of the entry that members wait for: the one this member is in, or else the next.
     pub fn awaited(&self, in_entry: bool) -> Vec<String> {
-        let at = self.begun.saturating_sub(u64::from(in_entry)) % self.batches.len() as u64;
-        let tensors = self.batches[at as usize].iter().filter_map(|slot| self.tensors.get(slot));
+        let at = self.place(self.begun.saturating_sub(u64::from(in_entry)));
+        let tensors = self.batches[at].iter().filter_map(|slot| self.tensors.get(slot));
         tensors.map(|t| t.cached.request.name.clone()).collect()
     }
 
     /// Tensors submitted and not begun, and those of the last entry begun if that is `withdrawn`.
     pub fn outstanding(self, withdrawn: bool) -> Vec<Arc<Cached>> {
-        let last = withdrawn.then(|| (self.begun.wrapping_sub(1) % self.batches.len() as u64) as usize);
+        let last = withdrawn.then(|| self.place(self.begun.saturating_sub(1)));
         let mut outstanding: Vec<Arc<Cached>> = self
             .tensors
             .into_values()

@@ -183,6 +183,11 @@ impl ProcessSet {
         })
     }
 
+    /// A name for a tensor that has none.
+    pub(crate) fn name(&self, kind: &str) -> String {
+        lock(&self.state).node.name(kind)
+    }
+
     /// Takes tensors that complete together, or none of them.
     pub(crate) fn submit_group(&self, submissions: Vec<Submission>, number: u64) -> Result<Vec<Arc<Promise>>> {
         for submission in &submissions {
@@ -225,6 +230,7 @@ impl ProcessSet {
         self.core.observers.submitted(now, &request);
         let Submission { input, output, .. } = submission;
         let tensor = Tensor { input, output, prescaled: false, refused: None };
+        st.node.note_looks(self.core.looks());
         let entry = Entry { tensor: Some(tensor), verdict: None, promise: Arc::clone(&promise), record, since: now };
         if st.node.submit_to_plan(now, &request) {
             st.entries.insert(request.name, entry);
@@ -367,6 +373,11 @@ impl ProcessSet {
                 st.after.push(After::Inform(format!("process set {}: follows a plan from now on", self.id)));
                 self.wake_runner();
             }
+            Action::Refined { from, to } => {
+                let text = format!("process set {}: the plan has {to} entries from now on, it had {from}", self.id);
+                st.after.push(After::Inform(text));
+                self.wake_runner();
+            }
             Action::PlanLeft { withdraw, renew, reason } => {
                 if withdraw {
                     st.withdrawal.set();
@@ -397,7 +408,12 @@ impl ProcessSet {
                 self.core.observers.metrics.add(Count::Stalls, 1);
                 st.after.push(After::Warn(report.to_string()));
             }
-            Action::Tune(threshold) => st.fusion.threshold = threshold,
+            Action::Tune(threshold, knobs) => {
+                st.fusion.threshold = threshold;
+                // In the queue, so that it comes between the same two collectives on all members.
+                st.queue.push_back(Job::Tune(knobs.into()));
+                self.wake_runner();
+            }
             Action::Over(error) => {
                 st.over = Some(error.clone());
                 st.wires.expect_end();

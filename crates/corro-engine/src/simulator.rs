@@ -183,6 +183,8 @@ pub struct Report {
     pub stalls: Vec<Vec<Vec<(StallReport, Time)>>>,
     /// Plans begun, and withdrawals, over all members.
     pub plans: u64,
+    /// Plans that went on in fewer entries, over all members.
+    pub refinements: u64,
     /// Members that withdrew from an entry.
     pub withdrawals: u64,
     /// Events in all.

@@ -108,19 +108,28 @@ pub struct Ticket {
 impl Ticket {
     /// Whether waiting would return at once.
     pub fn is_done(&self) -> bool {
-        self.promise.is_kept()
+        let done = self.promise.is_kept();
+        if done {
+            self.set.looked();
+        }
+        done
     }
 
     /// Waits for the result. The waiting thread does the engine's work meanwhile, which is faster than having it done.
     pub fn wait(self) -> Result<Outcome> {
         self.set.drive_until(&self.promise, &mut || true);
+        self.set.looked();
         self.promise.take()
     }
 
     /// Waits as [`Ticket::wait`] does, but leaves the result where it is, and asks `go_on` every now and then (several times
     /// a second): if that says no, stops waiting. True if the result is there. See also `Engine::run_while`.
     pub fn wait_while(&self, go_on: &mut dyn FnMut() -> bool) -> bool {
-        self.set.drive_until(&self.promise, go_on)
+        let done = self.set.drive_until(&self.promise, go_on);
+        if done {
+            self.set.looked();
+        }
+        done
     }
 
     /// The result, if it is there; only the first who asks gets it.
@@ -130,18 +139,26 @@ impl Ticket {
 
     /// Waits until the result is there or the time is over. True if it is there; [`Ticket::wait`] then gives it.
     pub fn wait_timeout(&self, time: Duration) -> bool {
-        self.promise.is_kept() || self.promise.sleep(time)
+        let done = self.promise.is_kept() || self.promise.sleep(time);
+        if done {
+            self.set.looked();
+        }
+        done
     }
 
     /// Has `act` called with the result, on whichever thread finds it, or at once if it is there. It must not wait for
     /// other tickets.
     pub fn on_done(self, act: impl FnOnce(Result<Outcome>) + Send + 'static) {
-        self.promise.watch(Box::new(act));
+        let set = self.set;
+        self.promise.watch(Box::new(move |outcome| {
+            set.looked();
+            act(outcome);
+        }));
     }
 }
 
 impl std::fmt::Debug for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Ticket({})", if self.is_done() { "done" } else { "on its way" })
+        write!(f, "Ticket({})", if self.promise.is_kept() { "done" } else { "on its way" })
     }
 }

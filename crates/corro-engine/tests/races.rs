@@ -39,6 +39,10 @@ mod set {
             let _ = self;
             promise.is_kept()
         }
+
+        pub(crate) fn looked(&self) {
+            let _ = self;
+        }
     }
 }
 

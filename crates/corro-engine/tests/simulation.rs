@@ -55,6 +55,7 @@ fn any_order_any_delay_any_sets() {
     // The chaos must reach the places it is meant for.
     assert!(reports.iter().map(|r| r.plans).sum::<u64>() > 500);
     assert!(reports.iter().map(|r| r.withdrawals).sum::<u64>() > 50);
+    assert!(reports.iter().map(|r| r.refinements).sum::<u64>() > 100);
     assert!(reports.iter().flat_map(|r| r.verdicts.values()).flatten().count() > 50, "mismatches");
 }
 
@@ -119,11 +120,53 @@ fn in_a_plan_not_a_word_is_said() {
     assert_eq!(late.len(), 1, "messages in all, from the twentieth step on: {late:?}");
 }
 
+/// Ranks that submit one by one, with pauses between that let every tensor run by itself at first.
+fn one_by_one(scenario: &mut Scenario, steps: usize, pause: Duration) {
+    for program in &mut scenario.programs {
+        for tag in 0..steps as u64 {
+            for i in 0..6 {
+                let request = allreduce(&format!("gradient{i}"), 100);
+                program.push(Step::Submit { set: 0, request, tag, fails: None });
+                program.push(Step::Compute(pause));
+            }
+            let names = (0..6).map(|i| format!("gradient{i}")).collect();
+            program.extend([Step::Wait { set: 0, names }, Step::Mark]);
+        }
+    }
+}
+
+#[test]
+fn a_refined_plan_is_as_silent_as_any() {
+    let mut scenario = Scenario::new(24, 4, 3);
+    one_by_one(&mut scenario, 120, Duration::from_micros(20));
+    let report = ran_well(&scenario);
+    assert_eq!((report.plans, report.withdrawals), (24, 0), "one plan, which nobody left or withdrew from");
+    assert!(report.refinements >= 24, "{}", report.refinements);
+    let late: BTreeSet<u64> = report.marks.iter().flat_map(|marks| &marks[100..]).copied().collect();
+    assert_eq!(late.len(), 1, "messages in all, from the hundredth step on: {late:?}");
+}
+
+#[test]
+fn what_overlaps_with_computing_stays_apart() {
+    let mut scenario = Scenario::new(24, 4, 3);
+    one_by_one(&mut scenario, 60, Duration::from_millis(2));
+    assert_eq!(ran_well(&scenario).refinements, 0);
+}
+
 #[test]
 fn leaving_a_plan_costs_one_round() {
+    leaving_costs_one_round(10, training);
+}
+
+#[test]
+fn leaving_a_refined_plan_costs_one_round() {
+    leaving_costs_one_round(100, |scenario, steps| one_by_one(scenario, steps, Duration::from_micros(20)));
+}
+
+fn leaving_costs_one_round(steps: usize, train: impl Fn(&mut Scenario, usize)) {
     let messages = |odd: bool| {
         let mut scenario = Scenario::new(24, 4, 3);
-        training(&mut scenario, 10);
+        train(&mut scenario, steps);
         if odd {
             for program in &mut scenario.programs {
                 let names = vec!["new".to_owned()];

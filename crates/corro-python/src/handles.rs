@@ -2,7 +2,8 @@
 //!
 //! A tensor that the program did not name gets a name out of a few (see `names`), which its last bearer may still have.
 //! Then it is kept here and submitted once that one is done: whoever waits for anything looks after it ([`submit_due`]).
-//! The program must not be made to wait for it at submit: it may be about to submit what the other ranks wait for.
+//! The program must not be made to wait for it at submit: it may be about to submit what the other ranks wait for. Those
+//! of its stream that come after it get their names when it is gone: the engine wants no name drawn ahead of time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,7 @@ use pyo3::types::PyTuple;
 
 use crate::error::exception;
 use crate::gate::{Signals, outside};
+use crate::names::{Name, Stream};
 use crate::output::Output;
 
 /// Between two looks whether a name is free again.
@@ -38,21 +40,28 @@ pub(crate) enum Results {
 }
 
 /// The set and the name of a tensor that the program did not name.
-pub(crate) type Unnamed = (u32, String);
+type Unnamed = (u32, String);
 
-/// Hands the operation to the engine: a ticket for each tensor.
-pub(crate) type Submit = Box<dyn FnOnce() -> Result<Vec<Ticket>> + Send>;
+/// Hands the operation to the engine under this name: a ticket for each tensor.
+pub(crate) type Submit = Box<dyn FnOnce(String) -> Result<Vec<Ticket>> + Send>;
 
 enum Stage {
-    /// To be submitted once the operation with this handle is done.
+    /// To be submitted when its turn comes.
     Due {
-        after: u64,
+        stream: Stream,
+        turn: Option<Turn>,
         submit: Submit,
     },
     /// Somebody submits it right now.
     Leaving,
     Flying(Arc<Vec<Ticket>>),
     Refused(Error),
+}
+
+/// What an operation that is due is to be called, once the operation with this handle, which is called so, is done.
+struct Turn {
+    name: String,
+    after: u64,
 }
 
 impl Stage {
@@ -71,8 +80,9 @@ struct Table {
     pending: HashMap<u64, (Stage, Pending)>,
     /// Who was the last to bear a name that the program did not give.
     unnamed: HashMap<Unnamed, u64>,
-    /// The handles at stage `Due`, oldest first.
+    /// The handles at stage `Due`, oldest first, and how many there are of each stream.
     due: VecDeque<u64>,
+    kept_back: HashMap<Stream, usize>,
 }
 
 impl Table {
@@ -80,9 +90,35 @@ impl Table {
         self.pending.get(&handle).is_none_or(|(stage, _)| stage.is_done())
     }
 
+    fn is_kept_back(&self, stream: &Stream) -> bool {
+        self.kept_back.get(stream).is_some_and(|count| *count > 0)
+    }
+
     /// Who has this name now.
     fn bearer(&self, unnamed: &Unnamed) -> Option<u64> {
         self.unnamed.get(unnamed).copied().filter(|handle| !self.is_done(*handle))
+    }
+
+    /// Draws a name for the operation with this handle. Gives who has it now, if anybody.
+    fn draw_name(&mut self, stream: &Stream, handle: u64) -> (String, Option<u64>) {
+        let unnamed = (stream.set, stream.next_name());
+        let bearer = self.bearer(&unnamed);
+        let name = unnamed.1.clone();
+        self.unnamed.insert(unnamed, handle);
+        (name, bearer)
+    }
+
+    /// Whom the oldest operation that is due waits for.
+    fn first_waits_for(&self) -> Option<u64> {
+        match self.pending.get(self.due.front()?) {
+            Some((Stage::Due { turn: Some(Turn { after, .. }), .. }, _)) => Some(*after),
+            _ => None,
+        }
+    }
+
+    fn new_handle(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
     }
 }
 
@@ -92,23 +128,35 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Submits an operation and gives it a handle. `unnamed` is there if the program did not name it.
-pub(crate) fn submit(py: Python<'_>, pending: Pending, unnamed: Option<Unnamed>, submit: Submit) -> PyResult<u64> {
-    let bearer = unnamed.as_ref().and_then(|unnamed| table().bearer(unnamed));
-    let stage = match bearer {
-        None => Stage::Flying(Arc::new(outside(py, submit)?)),
-        Some(after) => Stage::Due { after, submit },
+/// Submits an operation and gives it a handle.
+pub(crate) fn submit(py: Python<'_>, pending: Pending, name: Name, submit: Submit) -> PyResult<u64> {
+    let stream = match name {
+        Name::Given(name) => {
+            let tickets = outside(py, || submit(name))?;
+            let mut table = table();
+            let handle = table.new_handle();
+            table.pending.insert(handle, (Stage::Flying(Arc::new(tickets)), pending));
+            return Ok(handle);
+        }
+        Name::Of(stream) => stream,
+    };
+    let (handle, turn) = {
+        let mut table = table();
+        let handle = table.new_handle();
+        let turn = if table.is_kept_back(&stream) { None } else { Some(table.draw_name(&stream, handle)) };
+        (handle, turn)
+    };
+    let stage = match turn {
+        Some((name, None)) => Stage::Flying(Arc::new(outside(py, || submit(name))?)),
+        Some((name, Some(after))) => Stage::Due { stream, turn: Some(Turn { name, after }), submit },
+        None => Stage::Due { stream, turn: None, submit },
     };
     let mut table = table();
-    let handle = table.next;
-    table.next += 1;
-    if bearer.is_some() {
+    if let Stage::Due { stream, .. } = &stage {
         table.due.push_back(handle);
+        *table.kept_back.entry(stream.clone()).or_default() += 1;
     }
     table.pending.insert(handle, (stage, pending));
-    if let Some(unnamed) = unnamed {
-        table.unnamed.insert(unnamed, handle);
-    }
     Ok(handle)
 }
 
@@ -120,19 +168,35 @@ pub(crate) fn submit_due() {
     loop {
         let mut here = table();
         let Some(&handle) = here.due.front() else { return };
-        let Some((stage, _)) = here.pending.get(&handle) else {
-            here.due.pop_front();
-            continue;
+        let drawn = match here.pending.get(&handle) {
+            Some((Stage::Due { turn: None, stream, .. }, _)) => {
+                let stream = stream.clone();
+                Some(here.draw_name(&stream, handle))
+            }
+            Some((Stage::Due { .. }, _)) => None,
+            _ => {
+                here.due.pop_front();
+                continue;
+            }
         };
-        let Stage::Due { after, .. } = stage else { return };
-        if !here.is_done(*after) {
+        let free = match (&drawn, here.first_waits_for()) {
+            (Some((_, bearer)), _) => bearer.is_none(),
+            (None, Some(after)) => here.is_done(after),
+            (None, None) => true,
+        };
+        let Some((stage, _)) = here.pending.get_mut(&handle) else { return };
+        if !free {
+            if let (Stage::Due { turn, .. }, Some((name, Some(after)))) = (stage, drawn) {
+                *turn = Some(Turn { name, after });
+            }
             return;
         }
+        let Stage::Due { stream, turn, submit } = std::mem::replace(stage, Stage::Leaving) else { return };
         here.due.pop_front();
-        let Some((stage, _)) = here.pending.get_mut(&handle) else { return };
-        let Stage::Due { submit, .. } = std::mem::replace(stage, Stage::Leaving) else { return };
+        here.kept_back.entry(stream).and_modify(|count| *count -= 1);
         drop(here);
-        let left = match submit() {
+        let name = turn.map(|turn| turn.name).or(drawn.map(|(name, _)| name)).unwrap_or_default();
+        let left = match submit(name) {
             Ok(tickets) => Stage::Flying(Arc::new(tickets)),
             Err(error) => Stage::Refused(error),
         };
@@ -142,13 +206,27 @@ pub(crate) fn submit_due() {
     }
 }
 
-/// Waits until the last tensor with this name is done: for an operation that the program waits for anyway. Not with the
-/// GIL. False if a signal came first.
-pub(crate) fn wait_until_free(unnamed: &Unnamed, signals: &mut Signals) -> bool {
+/// A name for an operation that the program waits for anyway, once it is free. Not with the GIL. `None` if a signal came
+/// first.
+pub(crate) fn name_to_wait_with(name: Name, signals: &mut Signals) -> Option<String> {
+    let stream = match name {
+        Name::Given(name) => return Some(name),
+        Name::Of(stream) => stream,
+    };
     loop {
-        let Some(handle) = table().bearer(unnamed) else { return true };
-        if !wait_for(handle, signals) {
-            return false;
+        let here = table();
+        let Some(last) = here.due.back().copied().filter(|_| here.is_kept_back(&stream)) else {
+            let unnamed = (stream.set, stream.next_name());
+            let bearer = here.bearer(&unnamed);
+            drop(here);
+            return match bearer {
+                Some(handle) if !wait_for(handle, signals) => None,
+                _ => Some(unnamed.1),
+            };
+        };
+        drop(here);
+        if !wait_for(last, signals) {
+            return None;
         }
     }
 }
@@ -156,12 +234,14 @@ pub(crate) fn wait_until_free(unnamed: &Unnamed, signals: &mut Signals) -> bool 
 /// Waits until the operation is done. Not with the GIL. False if a signal came first.
 fn wait_for(handle: u64, signals: &mut Signals) -> bool {
     loop {
-        let before = match table().pending.get(&handle) {
+        let here = table();
+        let before = match here.pending.get(&handle) {
             None | Some((Stage::Refused(_), _)) => return true,
             Some((Stage::Flying(tickets), _)) => Ok(Arc::clone(tickets)),
-            Some((Stage::Due { after, .. }, _)) => Err(Some(*after)),
+            Some((Stage::Due { .. }, _)) => Err(here.first_waits_for()),
             Some((Stage::Leaving, _)) => Err(None),
         };
+        drop(here);
         match before {
             // All of a group, also after a failure: nothing may touch the tensors afterwards.
             Ok(tickets) => return tickets.iter().all(|ticket| ticket.wait_while(&mut || signals.go_on())),

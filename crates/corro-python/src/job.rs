@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::error::not_initialized;
 use crate::gate::outside;
-use crate::{handles, names};
+use crate::handles;
 
 /// One for all fronts of a process, whatever they call themselves.
 static ENGINE: RwLock<Option<Engine>> = RwLock::new(None);
@@ -19,6 +19,11 @@ static EPOCH: AtomicU64 = AtomicU64::new(0);
 /// The engine, or the exception that says that there is none.
 pub(crate) fn engine(py: Python<'_>) -> PyResult<Engine> {
     ENGINE.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(|| not_initialized(py))
+}
+
+/// A name for a tensor that has none.
+pub(crate) fn unnamed(set: u32, kind: &str) -> Option<String> {
+    ENGINE.read().unwrap_or_else(PoisonError::into_inner).as_ref()?.name(set, kind).ok()
 }
 
 #[pyfunction]
@@ -44,7 +49,6 @@ pub(crate) fn shutdown(py: Python<'_>) -> PyResult<()> {
         Ok(())
     })?;
     handles::clear();
-    names::forget();
     Ok(())
 }
 
@@ -91,9 +95,7 @@ pub(crate) fn is_homogeneous(py: Python<'_>) -> PyResult<bool> {
 #[pyfunction]
 pub(crate) fn add_process_set(py: Python<'_>, ranks: Vec<usize>) -> PyResult<u32> {
     let engine = engine(py)?;
-    let set_id = outside(py, move || engine.add_process_set(&ranks))?;
-    names::forget_set(set_id);
-    Ok(set_id)
+    outside(py, move || engine.add_process_set(&ranks))
 }
 
 #[pyfunction]

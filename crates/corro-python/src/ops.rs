@@ -97,11 +97,8 @@ pub(crate) fn run(
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
     let name = names::of_one(set, kind, name);
     let outcome = wait_for_run(py, move |signals| {
-        let free = name.given || handles::wait_until_free(&(set, name.full.clone()), signals);
-        if !free {
-            return Ok(Err(None));
-        }
-        let submission = submission(set, name.full, wanted.kind()?, view, output.as_ref())?;
+        let Some(name) = handles::name_to_wait_with(name, signals) else { return Ok(Err(None)) };
+        let submission = submission(set, name, wanted.kind()?, view, output.as_ref())?;
         Ok(engine.run_while(submission, &mut || signals.go_on())?.map_err(Some))
     })?;
     Ok(allocated.then(|| Output::new(outcome)))
@@ -149,10 +146,9 @@ pub(crate) fn submit(
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
     let name = names::of_one(set, kind, name);
-    let unnamed = (!name.given).then(|| (set, name.full.clone()));
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
-    let submit = move || Ok(vec![engine.submit(submission(set, name.full, kind, view, output.as_ref())?)?]);
-    handles::submit(py, Pending { results: Results::One(result), keep, complete }, unnamed, Box::new(submit))
+    let submit = move |name| Ok(vec![engine.submit(submission(set, name, kind, view, output.as_ref())?)?]);
+    handles::submit(py, Pending { results: Results::One(result), keep, complete }, name, Box::new(submit))
 }
 
 #[pyfunction]
@@ -180,21 +176,20 @@ pub(crate) fn submit_group(
     }
     let wanted = Wanted { kind, op, prescale, postscale, root: 0, splits: Vec::new() };
     let group = names::of_group(set, kind, name);
-    let unnamed = (!group.given).then(|| (set, group.full.clone()));
     let mut outputs = outputs.into_iter().flatten();
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
-    let submit = move || {
+    let submit = move |group: String| {
         let submissions = views
             .into_iter()
             .enumerate()
             .map(|(i, view)| {
-                let name = format!("{}_{}of{count}", group.full, i + 1);
+                let name = format!("{group}_{}of{count}", i + 1);
                 submission(set, name, kind.clone(), view, outputs.next().as_ref())
             })
             .collect::<Result<Vec<_>>>()?;
         engine.submit_group(submissions)
     };
-    handles::submit(py, Pending { results: Results::Group(results), keep, complete }, unnamed, Box::new(submit))
+    handles::submit(py, Pending { results: Results::Group(results), keep, complete }, group, Box::new(submit))
 }
 
 #[pyfunction]

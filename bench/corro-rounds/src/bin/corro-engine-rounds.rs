@@ -1,9 +1,11 @@
 //! The engine beside the raw collectives it runs, in alternating rounds of one job.
 //!
 //! ```text
-//! corro-engine-rounds [--ranks N] [--rounds N]
+//! corro-engine-rounds [--ranks N] [--rounds N] [--only WORDS+WORDS]
 //! ```
-//! Prints a table: the median over rounds of each contestant's time, slowest rank.
+//! Prints a table: the median over rounds of each contestant's time, slowest rank; and how that stands to the raw
+//! collective that ran last before it, round by round: median, best, worst. `--only` keeps the contestants whose names
+//! have one of these words.
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -23,9 +25,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn option(name: &str, default: usize) -> usize {
+fn words(name: &str) -> Option<String> {
     let words: Vec<String> = std::env::args().collect();
-    words.windows(2).find(|w| w[0] == name).and_then(|w| w[1].parse().ok()).unwrap_or(default)
+    words.windows(2).find(|w| w[0] == name).map(|w| w[1].clone())
+}
+
+fn option(name: &str, default: usize) -> usize {
+    words(name).and_then(|word| word.parse().ok()).unwrap_or(default)
 }
 
 fn run() -> Result<()> {
@@ -57,10 +63,14 @@ fn compare(group: &mut Group, engine: &Engine, rounds: usize) -> Result<()> {
         ("engine, submitted and then waited for, 4 B", 2000, submitted(1, 1)),
         ("raw, 4 MB", 50, raw(1_000_000)),
         ("engine, 100 tensors of 40 KB one by one", 50, submitted(100, 10_000)),
-        ("engine, the same under names that come again after 256", 50, unnamed(100, 10_000)),
+        ("engine, 100 tensors of 40 KB as a group", 50, grouped(100, 10_000)),
+        ("engine, 100 tensors of 40 KB without names", 50, unnamed(100, 10_000)),
         ("raw, 16 MB", 20, raw(4_000_000)),
         ("engine, waited for at once, 16 MB", 20, waited("large", 4_000_000)),
     ];
+    if let Some(only) = words("--only") {
+        contestants.retain(|(name, ..)| only.split('+').any(|word| name.contains(word)));
+    }
     let mut times: Vec<Vec<f64>> = contestants.iter().map(|_| Vec::new()).collect();
     let mut gears = vec![None; contestants.len()];
     for round in 0..=rounds {
@@ -87,13 +97,24 @@ fn compare(group: &mut Group, engine: &Engine, rounds: usize) -> Result<()> {
         return Ok(());
     }
     println!(
-        "{} ranks, {rounds} rounds\n\n| what | median us | least us | gear |\n| --- | --- | --- | --- |",
+        "{} ranks, {rounds} rounds\n\n| what | median us | least us | times the raw one | gear |\n| --- | --- | --- | --- | --- |",
         engine.size()
     );
+    let mut raw: Vec<f64> = Vec::new();
     for (((name, ..), mut times), gear) in contestants.iter().zip(times).zip(gears) {
+        let mut ratios: Vec<f64> = times.iter().zip(&raw).map(|(mine, raw)| mine / raw).collect();
+        let (mut beside, mut in_gear) = (String::new(), String::new());
+        if name.starts_with("raw") {
+            raw.clone_from(&times);
+        } else {
+            in_gear = format!("{:?}", gear.unwrap_or_default());
+            ratios.sort_by(f64::total_cmp);
+            if let (Some(best), Some(worst)) = (ratios.first(), ratios.last()) {
+                beside = format!("{:.2} ({best:.2}-{worst:.2})", ratios[ratios.len() / 2]);
+            }
+        }
         times.sort_by(f64::total_cmp);
-        let gear = if name.starts_with("raw") { String::new() } else { format!("{:?}", gear.unwrap_or_default()) };
-        println!("| {name} | {:.2} | {:.2} | {gear} |", times[times.len() / 2], times[0]);
+        println!("| {name} | {:.2} | {:.2} | {beside} | {in_gear} |", times[times.len() / 2], times[0]);
     }
     Ok(())
 }
@@ -113,20 +134,35 @@ fn waited(name: &'static str, elements: usize) -> Iteration {
     })
 }
 
-/// As Python programs do that give no names: those are counted, and so differ from step to step.
+/// As Python programs do that give no names.
 fn unnamed(tensors: usize, elements: usize) -> Iteration {
     let mut buffers: Vec<Option<Buffer>> = (0..tensors).map(|_| Some(vec![0u8; elements * 4].into())).collect();
-    let mut next = 0;
     Box::new(move |_, engine| {
         let mut tickets = Vec::with_capacity(tensors);
         for buffer in &mut buffers {
             let data = buffer.take().unwrap_or_else(|| vec![0; elements * 4].into());
             let shape = Shape(vec![elements]);
-            let name = format!("allreduce.noname.{}", next % 256);
-            next += 1;
+            let name = engine.name(GLOBAL, "allreduce")?;
             tickets.push(engine.submit(Submission::allreduce(name, ReduceOp::Sum, DType::F32, shape, data))?);
         }
         for (ticket, buffer) in tickets.into_iter().zip(&mut buffers) {
+            *buffer = ticket.wait()?.output;
+        }
+        Ok(())
+    })
+}
+
+/// All at once: what submitting one by one can hope to come near to.
+fn grouped(tensors: usize, elements: usize) -> Iteration {
+    let mut buffers: Vec<Option<Buffer>> = (0..tensors).map(|_| Some(vec![0u8; elements * 4].into())).collect();
+    let names: Vec<String> = (0..tensors).map(|t| format!("grouped/{tensors}/layer{t}/weight")).collect();
+    Box::new(move |_, engine| {
+        let submission = |(name, buffer): (&String, &mut Option<Buffer>)| {
+            let data = buffer.take().unwrap_or_else(|| vec![0; elements * 4].into());
+            Submission::allreduce(name.clone(), ReduceOp::Sum, DType::F32, Shape(vec![elements]), data)
+        };
+        let submissions = names.iter().zip(&mut buffers).map(submission).collect();
+        for (ticket, buffer) in engine.submit_group(submissions)?.into_iter().zip(&mut buffers) {
             *buffer = ticket.wait()?.output;
         }
         Ok(())

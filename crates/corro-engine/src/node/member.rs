@@ -88,21 +88,22 @@ impl Node {
         }
     }
 
-    pub(super) fn count_halted(&mut self, fewest: u64, most: u64) {
+    pub(super) fn count_halted(&mut self, fewest: u64, most: u64, torn: bool) {
         let parts = self.neighbours.children.len() + 1;
-        let halting = self.halting.get_or_insert(Halting { left: parts, fewest: u64::MAX, most: 0 });
+        let halting = self.halting.get_or_insert(Halting { left: parts, fewest: u64::MAX, most: 0, torn: false });
         halting.left = halting.left.saturating_sub(1);
         halting.fewest = halting.fewest.min(fewest);
         halting.most = halting.most.max(most);
+        halting.torn |= torn;
         if halting.left > 0 {
             return;
         }
-        let Halting { fewest, most, .. } = *halting;
+        let Halting { fewest, most, torn, .. } = *halting;
         self.halting = None;
         if self.root.is_some() {
-            self.all_halted(fewest, most);
+            self.all_halted(fewest, most, torn);
         } else {
-            self.up.push(Up::Halted { era: self.era, fewest, most });
+            self.up.push(Up::Halted { era: self.era, fewest, most, torn });
         }
     }
 
@@ -119,6 +120,7 @@ impl Node {
             }
             Decision::AllJoined { last } => {
                 self.joining = Joining::No;
+                self.restart_unnamed();
                 self.actions.push(Action::AllJoined(last));
                 for request in std::mem::take(&mut self.aside) {
                     self.tell(request, self.now);
@@ -128,11 +130,16 @@ impl Node {
             Decision::Plan { era, batches } => self.apply_plan(era, batches),
             Decision::Halt { era, rank, why } => {
                 if let Some(following) = self.following.as_mut().filter(|_| era == self.era) {
-                    let begun = following.halt();
                     self.left_because = format!("rank {rank}: {why}");
-                    self.count_halted(begun, begun);
+                    // Said again if there is another reason by now.
+                    if !following.is_halted() {
+                        let (begun, torn) = (following.halt(), following.is_torn());
+                        self.count_halted(begun, begun, torn);
+                    }
                 }
             }
+            Decision::Fold { stream, base, length } => self.apply_fold(stream, base, length),
+            Decision::Refine { era, at, batches } => self.apply_refine(era, at, batches),
             Decision::Resume { era, begun, withdraw } => self.apply_resume(era, begun, withdraw),
             Decision::Ask(ranks) => {
                 if ranks.contains(&self.rank) {
@@ -140,9 +147,9 @@ impl Node {
                 }
             }
             Decision::Stalled(report) => self.actions.push(Action::Stalled(report)),
-            Decision::Tune { fusion_threshold } => {
+            Decision::Tune { fusion_threshold, knobs } => {
                 self.rules.fusion.threshold = fusion_threshold;
-                self.actions.push(Action::Tune(fusion_threshold));
+                self.actions.push(Action::Tune(fusion_threshold, knobs));
             }
             Decision::Shutdown(rank) => {
                 self.end(Error::Shutdown(format!("Horovod has been shut down (by rank {rank})")));
@@ -209,8 +216,13 @@ impl Node {
         let Some(mut following) = Following::new(batches, |slot| self.cache.get(slot).map(Arc::clone)) else {
             return self.end(Error::Bug(format!("a plan of slots that rank {} lacks", self.rank)));
         };
-        self.waiting.retain(|_, w| !matches!(w.said, Said::ByNumber(slot) if following.submit(slot)));
+        self.waiting
+            .retain(|_, w| !matches!(w.said, Said::ByNumber(slot) if following.submit(self.now, self.looks, slot)));
+        if !self.rules.entry_cost.is_zero() {
+            following.observe();
+        }
         self.following = Some(following);
+        self.restart_refining();
         self.asked_to_leave = false;
         self.moved = self.now;
         self.gear = Gear::Plan;

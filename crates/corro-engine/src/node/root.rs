@@ -17,6 +17,7 @@ use crate::matching::Agreed;
 use crate::message::{Announcement, Decision, Item, Slot, Up, ranges};
 use crate::plan::{Learner, is_plannable};
 
+use super::refining::Refined;
 use super::{Action, Node};
 
 /// How long missing ranks may take to tell what they are doing, and members to leave a plan when the job is to end.
@@ -39,6 +40,7 @@ pub(super) struct Root {
     /// What came while a plan is being left.
     held: Vec<News>,
     leaving: Option<Leaving>,
+    pub(super) refined: Refined,
     asking: Option<Asking>,
     blame: Blame,
 }
@@ -60,6 +62,8 @@ struct Leaving {
     since: Time,
     /// When a word was said about it.
     warned: Option<Time>,
+    /// Nobody wants to leave: it is to go on in these entries.
+    refine: Option<Vec<Vec<Slot>>>,
 }
 
 /// A stall that ranks were asked about.
@@ -85,6 +89,7 @@ impl Root {
             to_run: Vec::new(),
             held: Vec::new(),
             leaving: None,
+            refined: Refined::default(),
             asking: None,
             blame: Blame::default(),
         }
@@ -153,6 +158,7 @@ impl Node {
             | Up::Halted { .. }
             | Up::AreYouThere
             | Up::Here
+            | Up::Seen { .. }
             | Up::Bye => {}
         }
     }
@@ -317,7 +323,9 @@ impl Node {
             root.used.insert(*slot, root.lists);
         }
         let size = root.coordinator.members().len();
-        let plannable = self.rules.plans && to_run.iter().all(|a| is_plannable(a, size)) && has_whole_groups(&to_run);
+        let for_good = self.unnamed.are_named_for_good(&to_run);
+        let plannable =
+            self.rules.plans && for_good && to_run.iter().all(|a| is_plannable(a, size)) && has_whole_groups(&to_run);
         match slots.iter().copied().collect::<Option<Vec<Slot>>>().filter(|_| plannable) {
             None => root.learner.disturb(),
             Some(all_known) => {
@@ -366,6 +374,9 @@ impl Node {
                 batches.push(batch.tensors.into_iter().map(|i| list[i]).collect());
             }
         }
+        if let Some(root) = &self.root {
+            batches = root.refined.instead_of(batches);
+        }
         self.decide(Decision::Plan { era: self.era + 1, batches });
     }
 
@@ -397,17 +408,31 @@ impl Node {
 
     pub(super) fn halt(&mut self, rank: Rank, why: String, futile: bool) {
         let Some(root) = &mut self.root else { return };
-        if self.following.is_some() && root.leaving.is_none() {
+        if self.following.is_some() && root.leaving.as_ref().is_none_or(|l| l.refine.is_some()) {
             let waited = if futile { self.patience } else { Duration::ZERO };
-            root.leaving = Some(Leaving { futile, since: self.now.saturating_sub(waited), warned: None });
+            root.leaving = Some(Leaving { futile, since: self.now.saturating_sub(waited), warned: None, refine: None });
             self.decide(Decision::Halt { era: self.era, rank, why });
         }
     }
 
+    /// Halts the plan, to go on with other entries.
+    pub(super) fn halt_to_refine(&mut self, entries: Vec<Vec<Slot>>) {
+        let Some(root) = self.root.as_mut().filter(|r| r.leaving.is_none()) else { return };
+        root.leaving = Some(Leaving { futile: false, since: self.now, warned: None, refine: Some(entries) });
+        let why = "it can go on in fewer entries".to_owned();
+        self.decide(Decision::Halt { era: self.era, rank: self.rank, why });
+    }
+
     /// All members have stopped following the plan.
-    pub(super) fn all_halted(&mut self, fewest: u64, most: u64) {
+    pub(super) fn all_halted(&mut self, fewest: u64, most: u64, torn: bool) {
         let Some(root) = &mut self.root else { return };
-        root.learner.left(root.leaving.take().is_some_and(|l| l.futile));
+        let leaving = root.leaving.take();
+        let futile = leaving.as_ref().is_some_and(|l| l.futile);
+        if let Some(entries) = leaving.and_then(|l| l.refine) {
+            return self.refine(most, entries);
+        }
+        root.refined.left(futile, torn);
+        root.learner.left(futile);
         if let Some(following) = &self.following {
             root.coordinator.already_ran(following.ran(fewest));
         }

@@ -22,6 +22,11 @@ const NAP: Duration = Duration::from_millis(200);
 const LOOK_UP: Duration = Duration::from_millis(250);
 
 impl ProcessSet {
+    /// The program has learned that something is done.
+    pub(crate) fn looked(&self) {
+        self.core.look();
+    }
+
     /// Does the set's work in the caller's thread until the promise is kept; sleeps when there is none to do. Asks `go_on`
     /// every now and then, and leaves if it says no: then this is false, and the promise is still to be kept.
     pub(crate) fn drive_until(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) -> bool {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
-use corro_collectives::Group;
+use corro_collectives::{Group, Tuning};
 use corro_core::{Error, Result};
 use corro_transport::Withdrawal;
 use smallvec::{SmallVec, smallvec};
@@ -32,6 +32,8 @@ pub(super) struct Lane {
     pub(super) group: Group,
     /// How many came before it.
     pub(super) generation: u64,
+    /// What those that come after it go on with.
+    pub(super) tuning: Tuning,
 }
 
 impl ProcessSet {
@@ -50,6 +52,7 @@ impl ProcessSet {
         let request = submission.request(None);
         let began = self.core.now();
         let mut st = lock(&self.state);
+        st.node.note_looks(self.core.look());
         let free = st.over.is_none() && st.queue.is_empty() && !st.is_under_way(&request.name);
         let Some(agreed) = free.then(|| st.node.begin_alone(began, &request)).flatten() else {
             drop(st);
@@ -117,6 +120,10 @@ impl ProcessSet {
         if next.is_none() {
             self.may_have_job.store(false, Ordering::SeqCst);
         }
+        // What a member has seen of a plan, it says when it begins an entry.
+        if st.node.gear() == Gear::Plan && st.node.has_news() && !std::mem::replace(&mut st.watcher_up, true) {
+            self.ring();
+        }
         next
     }
 
@@ -131,6 +138,13 @@ impl ProcessSet {
                     st.after.extend(result.err().filter(|e| *e != Error::Withdrawn).map(After::Failed));
                     self.next_job(st, self.core.now())
                 });
+            }
+            Running::Tune(tuning) => {
+                if let Some(lane) = lane {
+                    lane.group.tune(tuning);
+                    lane.tuning = tuning;
+                }
+                return self.with_state(|st| self.next_job(st, self.core.now()));
             }
         };
         let planned = batch.gear == Gear::Plan;
@@ -164,7 +178,9 @@ impl ProcessSet {
     fn tune(&self, change: &Change) {
         self.core.log_tuning(change);
         self.with_state(|st| {
-            st.node.tune(change.parameters.fusion_threshold);
+            let reductions =
+                self.core.options.tuning.as_ref().is_some_and(|t| t.may_tune_reductions(&self.core.fabric));
+            st.node.tune(change.parameters.fusion_threshold, change.parameters.knobs(reductions));
             if change.finished {
                 st.node.allow_plans();
             }
@@ -232,7 +248,7 @@ impl ProcessSet {
             }
             st.withdrawal = withdrawal.clone();
         });
-        let mut new = self.opened(old.generation + 1, withdrawal)?;
+        let mut new = self.opened(old.generation + 1, old.tuning, withdrawal)?;
         new.group.barrier()?;
         *lane = Some(new);
         Ok(())
@@ -240,15 +256,16 @@ impl ProcessSet {
 
     /// Opens the lane, for the first time.
     pub(super) fn open_lane(&self, generation: u64, withdrawal: Withdrawal) -> Result<()> {
-        let opened = self.opened(generation, withdrawal)?;
+        let opened = self.opened(generation, Tuning::default(), withdrawal)?;
         *lock(&self.lane) = Some(opened);
         Ok(())
     }
 
-    fn opened(&self, generation: u64, withdrawal: Withdrawal) -> Result<Lane> {
+    fn opened(&self, generation: u64, tuning: Tuning, withdrawal: Withdrawal) -> Result<Lane> {
         let id = group_id(self.serial, 1 + generation);
-        let group = Group::open_withdrawable(&self.core.fabric, id, &self.members, withdrawal)?;
-        Ok(Lane { group, generation })
+        let mut group = Group::open_withdrawable(&self.core.fabric, id, &self.members, withdrawal)?;
+        group.tune(tuning);
+        Ok(Lane { group, generation, tuning })
     }
 
     /// The runner: runs jobs when nobody else does.

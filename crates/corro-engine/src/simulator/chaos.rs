@@ -75,6 +75,8 @@ pub fn scenario(seed: u64, end: End) -> Scenario {
     };
     scenario.rules.timeout = *pick(&mut random, &[seconds(60), seconds(20), Duration::ZERO]);
     let micros = Duration::from_micros;
+    // By a die of its own, so that all else stays as it was.
+    scenario.rules.entry_cost = micros(*pick(&mut Random(!seed), &[0, 30, 500, 5000]));
     scenario.inside.1 = micros(*pick(&mut random, &[0, 5, 100, 2000]));
     scenario.between.1 = micros(*pick(&mut random, &[0, 50, 500, 5000]));
     scenario.lane = micros(*pick(&mut random, &[10, 300, 3000]));

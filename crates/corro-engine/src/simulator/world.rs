@@ -11,7 +11,7 @@ use super::{Random, Report, Scenario, Step, Violation};
 use crate::coordinator::Time;
 use crate::fusion;
 use crate::matching::Agreed;
-use crate::message::{Decision, Up};
+use crate::message::{Decision, Knobs, Up};
 use crate::node::{Action, Node};
 use crate::tree::neighbours;
 
@@ -74,6 +74,8 @@ struct Program {
     steps: VecDeque<Step>,
     /// Waits for these.
     waits: Option<(usize, Vec<String>)>,
+    /// How often it has waited.
+    looks: u64,
     joining: Option<usize>,
     /// Whether an event will wake it.
     sleeps: bool,
@@ -134,7 +136,7 @@ impl<'a> World<'a> {
         for (rank, steps) in scenario.programs.iter().enumerate() {
             let steps = steps.iter().cloned().collect();
             let (sleeps, awake, dead, frozen) = (true, false, false, Time::ZERO);
-            world.programs.push(Program { steps, waits: None, joining: None, sleeps, awake, dead, frozen });
+            world.programs.push(Program { steps, waits: None, looks: 0, joining: None, sleeps, awake, dead, frozen });
             world.after(Duration::ZERO, Event::Program(rank));
         }
         for (rank, at) in &scenario.deaths {
@@ -299,7 +301,9 @@ impl<'a> World<'a> {
             }
             self.moved = self.now;
             let program = &mut self.programs[rank];
-            (program.waits, program.joining) = (None, None);
+            if program.waits.take().is_some() || program.joining.take().is_some() {
+                program.looks += 1;
+            }
             let Some(step) = program.steps.pop_front() else { return Ok(()) };
             self.note(|| format!("rank {rank} does {step:?}"));
             self.step(rank, step)?;
@@ -320,8 +324,10 @@ impl<'a> World<'a> {
             }
             Step::Submit { set, request, tag, fails } => {
                 let place = (set, self.place(set, rank));
+                let looks = self.programs[rank].looks;
                 let member = self.member(place);
                 if member.node.over().is_none() {
+                    member.node.note_looks(looks);
                     let ticket = Ticket { tag, fails, taken: false };
                     if member.tickets.insert(request.name.clone(), ticket).is_some() {
                         return Err(format!("rank {rank} submits {} twice", request.name));
@@ -347,7 +353,7 @@ impl<'a> World<'a> {
             }
             Step::Tune { set, threshold } => {
                 let place = (set, self.place(set, rank));
-                self.member(place).node.tune(threshold);
+                self.member(place).node.tune(threshold, Knobs::default());
                 self.stir(place)?;
             }
             Step::Fail { set, text } => {
@@ -478,6 +484,7 @@ impl<'a> World<'a> {
                 self.member(place).planned = true;
                 self.report.plans += 1;
             }
+            Action::Refined { .. } => self.report.refinements += 1,
             Action::PlanLeft { withdraw, renew, .. } => {
                 self.member(place).planned = false;
                 if withdraw && !renew {
@@ -500,7 +507,7 @@ impl<'a> World<'a> {
                 self.member(place).node.lost(now, member, lost(rank));
             }
             Action::Stalled(report) => self.report.stalls[set][me].push((report, now)),
-            Action::Tune(threshold) => self.member(place).limits.threshold = threshold,
+            Action::Tune(threshold, _) => self.member(place).limits.threshold = threshold,
             Action::Over(error) => self.end(place, &error)?,
         }
         Ok(())
