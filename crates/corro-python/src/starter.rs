@@ -102,6 +102,7 @@ fn describe(failure: &Failure, last_lines: &[String]) -> String {
         Failure::Rank { rank, host, ending } => format!("rank {rank} on {host} exited with non-zero status: {ending}"),
         Failure::NotStarted { rank, host, cause, .. } => format!("rank {rank} on {host} could not be started: {cause}"),
         Failure::Host { host, cause, .. } => format!("lost host {host}: {cause}"),
+        Failure::Elastic { why, .. } => why.clone(),
         Failure::Interrupted { signal } => format!("the job was ended by signal {signal}"),
     };
     std::iter::once(what).chain(last_lines.iter().cloned()).collect::<Vec<_>>().join("\n    ")

@@ -122,9 +122,18 @@ fn start(name: &str, request: &request::Request) -> Result<u8> {
         same_place: is_same_place(&stdout, &stderr),
         directory: request.directory.clone(),
     };
-    let output = Output::new(style, request.job.size(), [Box::new(stdout), Box::new(stderr)])?;
+    let size = match &request.plan {
+        request::Plan::Fixed(job) => job.size(),
+        // Its processes are counted, and given their files, as they come.
+        request::Plan::Elastic(_) => 0,
+    };
+    let output = Output::new(style, size, [Box::new(stdout), Box::new(stderr)])?;
     let signals = signals::block()?;
-    let outcome = request.job.run(output, |control| signals::pass_on(signals, control))?;
+    let ready = |control| signals::pass_on(signals, control);
+    let outcome = match &request.plan {
+        request::Plan::Fixed(job) => job.run(output, ready)?,
+        request::Plan::Elastic(elastic) => elastic.run(output, ready)?,
+    };
     let horovod = name == "horovodrun";
     Ok(match &outcome.failure {
         None => 0,
@@ -152,6 +161,12 @@ fn epitaph(name: &str, failure: &Failure, last_lines: &[String]) -> String {
             lines.push(format!("Process {rank} exit with status code {}.", ending.code()));
             lines.push(format!("Terminating remaining workers after failure of Process {rank}."));
         }
+    }
+    if let Failure::Elastic { worker: Some(worker), .. } = failure
+        && !last_lines.is_empty()
+    {
+        lines.push(format!("{name}: the last that worker {worker} wrote to stderr:"));
+        lines.extend(last_lines.iter().map(|line| format!("    {line}")));
     }
     lines.push(format!("{name}: {failure}\n"));
     lines.join("\n")
