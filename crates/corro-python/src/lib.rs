@@ -8,12 +8,14 @@
 //! | [`gate`] | the one place where the GIL is released and panics are caught |
 //! | [`error`] | which error becomes which exception |
 //! | [`job`] | the engine of this process |
+//! | [`elastic`] | its place in an elastic job |
 //! | [`names`] | what tensors are called |
 //! | [`ops`] | collectives |
 //! | [`handles`] | operations in flight |
 //! | [`output`] | results in memory that the engine has allocated |
 //! | [`starter`] | starting jobs, for `corro.runner` |
 
+mod elastic;
 mod error;
 mod gate;
 mod handles;
@@ -29,11 +31,14 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::elastic::{host_changes, leave, set_progress};
+    #[pymodule_export]
     use crate::handles::{poll, wait};
     #[pymodule_export]
     use crate::job::{
-        add_process_set, cross_rank, cross_size, flight_record, init, is_homogeneous, is_initialized, local_rank,
-        local_size, metrics, process_set, rank, remove_process_set, shutdown, size, start_timeline, stop_timeline,
+        add_process_set, cross_rank, cross_size, epoch, flight_record, init, is_homogeneous, is_initialized,
+        local_rank, local_size, metrics, process_set, rank, remove_process_set, reserve_process_set, shutdown, size,
+        start_timeline, stop_timeline,
     };
     #[pymodule_export]
     use crate::ops::{barrier, join, run, submit, submit_group};
