@@ -39,8 +39,10 @@ pub(crate) fn client() -> Result<Option<&'static Client>> {
     Ok(CLIENT.get_or_init(|| client).as_ref())
 }
 
-/// Notes why the engine ended, for the driver to know.
+/// Notes why the engine ended, for the driver to know. That another rank shut it down is no cause: the driver hears that
+/// rank's own, or sees it end.
 pub(crate) fn remember(cause: Option<Error>) {
+    let cause = cause.filter(|error| !matches!(error, Error::Shutdown(_)));
     *CAUSE.lock().unwrap_or_else(PoisonError::into_inner) = cause;
 }
 

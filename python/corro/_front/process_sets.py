@@ -156,8 +156,8 @@ def _check(item: ProcessSet, others: list[list[int]], elastic: bool = False) -> 
     ranks, size = item.ranks or [], _native.size()
     if not ranks or len(set(ranks)) != len(ranks) or ranks[0] < 0 or (ranks[-1] >= size and not elastic):
         raise ValueError(f"{item} is not possible here: it must name one or more different ranks of 0..{size - 1}.")
-    taken = [list(range(size)), *(known.ranks for known in _registered.values()), *others]
-    if ranks in taken:
+    taken = [*(known.ranks for known in _registered.values()), *others]
+    if ranks in taken or (ranks == list(range(size)) and not elastic):
         raise ValueError(f"a duplicate process set: the ranks {ranks} have a set already.")
 
 

@@ -1,7 +1,7 @@
 """A training that tests kill: linear regression with numpy, elastic, every sample counted by the ranks that used it.
 
-What happens is written to `$ELASTIC_LOG/<pid>.jsonl`, a line for each event. It goes on until there is a file `stop`, and then ends
-after the epoch. `$ELASTIC_FAULT` names a place where one process, the first that comes there, is killed.
+What happens is written to `$ELASTIC_LOG/<pid>.jsonl`, a line for each event. It goes on until there is a file `stop`,
+and then ends after the epoch. `$ELASTIC_FAULT` names a place where one process, the first that comes there, is killed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 import corro.numpy as hvd
+from corro._front.elastic import restart
 from corro._front.objects import broadcast_object
 from corro._front.sampler import Order, share
 from corro.common.elastic import ObjectState, run_fn
-from corro._front.elastic import restart
 
 LOG = Path(os.environ["ELASTIC_LOG"])
 FAULT = os.environ.get("ELASTIC_FAULT", "")
