@@ -393,6 +393,9 @@ impl Rendezvous for Meeting<'_> {
             if let Some(lost) = inner.lost(self.seat) {
                 return Err(lost);
             }
+            if inner.member.dismissed().is_some() {
+                return Err(Error::HostsChanged("this process has no place in it any more".into()));
+            }
             if let Some(cards) = inner.member.cards() {
                 let rank = |key: &String| key.rsplit('/').next().and_then(|r| r.parse::<usize>().ok());
                 let card = |key| Some(cards.get(rank(key)?)?.to_vec());

@@ -30,6 +30,9 @@ pub type LinkId = u64;
 /// How long a worker that was told to go may take.
 const LEAVE_TIME: Duration = Duration::from_secs(30);
 
+/// The driver looks at the clock many times a second; if it has not for so long, it was stopped.
+const ABSENCE: Duration = Duration::from_secs(2);
+
 /// What a job wants of its membership.
 #[derive(Clone, Debug)]
 pub struct Rules {
@@ -183,6 +186,8 @@ struct Worker {
     heard: Time,
     since: Time,
     was: Option<Past>,
+    /// The last epoch in which it and all others knew how to reach each other; 0: none.
+    met: u64,
     progress: u64,
     slot: Option<usize>,
     /// Named by others as the one who is missing, since when.
@@ -222,6 +227,8 @@ pub struct Machine {
     epoch: Option<Epoch>,
     /// The highest epoch anybody has had.
     last_number: u64,
+    /// The last epoch in which anything can have been done; 0: none.
+    state_epoch: u64,
     formed: u64,
     change: Change,
     /// Whom the last change wants in.
@@ -229,6 +236,8 @@ pub struct Machine {
     /// Since when there are too few workers.
     short_since: Option<Time>,
     last_arrival: Time,
+    last_now: Time,
+    hosts_known: bool,
     /// Somebody has finished its work.
     finishing: bool,
     failed: Option<(WorkerId, Exit)>,
@@ -241,6 +250,8 @@ impl Machine {
     pub fn new(rules: Rules, now: Time) -> Self {
         let fleet = Fleet::new(rules.cooldown, rules.seed);
         let last_number = rules.first_epoch.saturating_sub(1);
+        // Where another machine may have been before this one, no number is used again.
+        let change = Change { number: if rules.supply { 0 } else { rules.first_epoch << 16 }, ..Change::default() };
         Self {
             rules,
             fleet,
@@ -249,11 +260,14 @@ impl Machine {
             next_worker: 0,
             epoch: None,
             last_number,
+            state_epoch: 0,
             formed: 0,
-            change: Change::default(),
+            change,
             announced: BTreeSet::new(),
             short_since: Some(now),
             last_arrival: now,
+            last_now: now,
+            hosts_known: false,
             finishing: false,
             failed: None,
             ended: false,
@@ -266,8 +280,12 @@ impl Machine {
         if self.ended {
             return self.after_the_end(&input);
         }
+        self.forgive_own_absence(now);
         match input {
-            Input::Hosts(list) => self.fleet.see(&list, now),
+            Input::Hosts(list) => {
+                self.hosts_known = true;
+                self.fleet.see(&list, now);
+            }
             Input::Said(link, message) => self.said(link, message, now),
             Input::Lost(link, why) => self.lost_link(link, &why, now),
             Input::Exited(worker, exit) => self.exited(worker, exit, now),
@@ -276,6 +294,22 @@ impl Machine {
         }
         self.settle(now);
         std::mem::take(&mut self.out)
+    }
+
+    /// Should the driver itself have been stopped for a while, nobody else was silent in that time: it did not listen.
+    fn forgive_own_absence(&mut self, now: Time) {
+        let absent = now.saturating_sub(std::mem::replace(&mut self.last_now, now));
+        if absent < ABSENCE {
+            return;
+        }
+        for worker in self.workers.values_mut() {
+            worker.heard += absent;
+            worker.blamed = worker.blamed.map(|at| at + absent);
+        }
+        if let Some(over) = self.epoch.as_mut().and_then(|e| e.over.as_mut()) {
+            over.since += absent;
+        }
+        self.short_since = self.short_since.map(|at| at + absent);
     }
 
     /// Ends the job, for a reason of the driver's own.
@@ -354,8 +388,11 @@ impl Machine {
             self.last_arrival = now;
         }
         // A seat that it never heard of, or that it gives up: the others can't go on in that epoch either way.
+        let number = hello.was.map(|past| past.epoch);
         if was_seated {
             self.came_back(id, hello.was, hello.cause, now);
+        } else if self.epoch.as_ref().is_some_and(|e| e.adopted && Some(e.number) == number) {
+            self.over("others have come back from it".into(), None, now);
         }
     }
 
@@ -381,19 +418,33 @@ impl Machine {
             return self.out.push(Output::Tell(link, ToWorker::Removed(why)));
         }
         self.attach(link, id, now);
+        let newest = seat.epoch >= self.last_number;
         self.last_number = self.last_number.max(seat.epoch);
-        let newer = self.epoch.as_ref().is_none_or(|e| e.adopted && e.number < seat.epoch);
-        if newer && !self.rules.supply {
-            // An epoch that another machine has made, whose place this one has taken.
+        let other = self.epoch.as_ref().is_none_or(|e| e.adopted && e.number < seat.epoch);
+        if other && newest && !self.rules.supply {
+            // An epoch that another machine has made, whose place this one has taken. Some may have left it already.
             let (members, cards) = (BTreeMap::new(), BTreeMap::new());
             self.epoch = Some(Epoch { number: seat.epoch, members, size: 0, cards, over: None, adopted: true });
+            let left = |w: &Worker| w.state == State::Waiting && w.was.is_some_and(|past| past.epoch == seat.epoch);
+            if self.workers.values().any(left) {
+                self.over("others have come back from it".into(), None, now);
+            }
         }
-        let Some(epoch) = &mut self.epoch else { return };
         let Some(worker) = self.workers.get_mut(&id) else { return };
-        if epoch.number == seat.epoch && epoch.adopted {
+        let Some(epoch) = &mut self.epoch else {
+            let why = "the job has gone on meanwhile".to_owned();
+            return self.out.push(Output::Tell(link, ToWorker::Over { epoch: seat.epoch, culprit: None, why }));
+        };
+        let its_own = epoch.members.get(&seat.rank).is_some_and(|member| *member == id);
+        if epoch.number == seat.epoch && (epoch.adopted || its_own) && worker.state != State::Leaving {
             epoch.members.insert(seat.rank, id);
-            epoch.size = epoch.members.len();
+            if epoch.adopted {
+                epoch.size = epoch.members.len();
+            }
             (worker.state, worker.since, worker.was) = (State::Seated, now, Some(seat));
+            if epoch.adopted {
+                (worker.met, self.state_epoch) = (seat.epoch, self.state_epoch.max(seat.epoch));
+            }
             self.last_arrival = now;
         }
         let current = worker.state == State::Seated && epoch.number == seat.epoch;
@@ -401,7 +452,7 @@ impl Machine {
             Some(over) if current => {
                 Some(ToWorker::Over { epoch: seat.epoch, culprit: over.culprit, why: over.why.clone() })
             }
-            None if current => (self.change.number > 0).then_some(ToWorker::Changed(self.change)),
+            None if current => (!self.announced.is_empty()).then_some(ToWorker::Changed(self.change)),
             _ => {
                 let why = "the job has gone on meanwhile".to_owned();
                 Some(ToWorker::Over { epoch: seat.epoch, culprit: None, why })
@@ -430,6 +481,7 @@ impl Machine {
             heard: now,
             since: now,
             was,
+            met: was.map_or(0, |past| past.epoch),
             progress: 0,
             slot: None,
             blamed: None,
@@ -459,6 +511,12 @@ impl Machine {
         let Some(rank) = epoch.members.iter().find(|(_, member)| **member == id).map(|(rank, _)| *rank) else { return };
         epoch.cards.insert(rank, card);
         if epoch.cards.len() == epoch.size {
+            self.state_epoch = number;
+            for member in epoch.members.values() {
+                if let Some(worker) = self.workers.get_mut(member) {
+                    worker.met = number;
+                }
+            }
             let cards = ToWorker::Cards { epoch: number, cards: epoch.cards.values().cloned().collect() };
             self.tell_seated(&cards);
         }
@@ -652,12 +710,10 @@ impl Machine {
 
     /// Somebody has done the job's work: nothing new begins, and when the last has ended it is over.
     fn finish(&mut self, now: Time) {
-        let not_needed: Vec<WorkerId> = self
-            .workers
-            .iter()
-            .filter(|(_, w)| w.was.is_none() && w.state != State::Leaving)
-            .map(|(id, _)| *id)
-            .collect();
+        let number = self.epoch.as_ref().map_or(0, |e| e.number);
+        let of_this = |w: &Worker| w.was.is_some_and(|past| past.epoch == number);
+        let not_needed = self.workers.iter().filter(|(_, w)| !of_this(w) && w.state != State::Leaving);
+        let not_needed: Vec<WorkerId> = not_needed.map(|(id, _)| *id).collect();
         for id in not_needed {
             let Some(worker) = self.workers.get_mut(&id) else { continue };
             match worker.link {
@@ -696,9 +752,10 @@ impl Machine {
         let room = |host: &str| if self.rules.supply { self.fleet.room(host) } else { usize::MAX };
         let mut candidates = self.candidates(also_seated);
         if also_seated {
-            // All members of a running epoch are equally far, whatever they said when it began.
-            for candidate in candidates.iter_mut().filter(|c| self.workers[&c.worker].state == State::Seated) {
-                candidate.progress = u64::from(candidate.progress > 0);
+            // All members of a running epoch are equally far, whatever they said when it began, and further than any other.
+            for candidate in &mut candidates {
+                let seated = self.workers[&candidate.worker].state == State::Seated;
+                candidate.progress = u64::from(seated && candidate.progress > 0);
             }
         }
         seats::choose(&candidates, room, self.rules.max)
@@ -733,6 +790,11 @@ impl Machine {
             let text = format!("{} more of the {need} processes that are needed", need - chosen.len());
             return self.tell_waiting(&text);
         }
+        if !first && !chosen.iter().any(|c| self.has_newest_state(&self.workers[&c.worker])) {
+            // Only members of the last epoch have the newest state. Where nobody can be killed for being silent, they may even
+            // still work. [`Self::check_supply`] says for how long they are waited for.
+            return self.tell_waiting("the members of the last epoch, of whom nothing is heard");
+        }
         if first && !self.is_full() && now.saturating_sub(self.last_arrival) < self.rules.gather {
             return self.tell_waiting("others that are on their way");
         }
@@ -747,6 +809,11 @@ impl Machine {
             );
         }
         self.form(&chosen, now);
+    }
+
+    /// Whether a worker was a member of the last epoch in which anything can have been done.
+    fn has_newest_state(&self, worker: &Worker) -> bool {
+        worker.met >= self.state_epoch
     }
 
     /// Whether everybody is there who could come.
@@ -799,6 +866,22 @@ impl Machine {
         for id in gone {
             self.dismiss(id, "its host has left the job", now);
         }
+        // Members of earlier epochs for whom there is no slot any more; the youngest go first.
+        let mut living: BTreeMap<String, usize> = BTreeMap::new();
+        for worker in self.workers.values().filter(|w| w.state != State::Leaving) {
+            *living.entry(worker.host.clone()).or_default() += 1;
+        }
+        let mut surplus = Vec::new();
+        for (id, w) in self.workers.iter().rev().filter(|(_, w)| w.state == State::Waiting && w.was.is_some()) {
+            let here = living.entry(w.host.clone()).or_default();
+            if *here > self.fleet.room(&w.host) + self.rules.spares {
+                *here -= 1;
+                surplus.push(*id);
+            }
+        }
+        for id in surplus {
+            self.dismiss(id, "its host has fewer slots in the job now", now);
+        }
     }
 
     /// Tells the members of a running epoch that another one would have other members.
@@ -850,8 +933,10 @@ impl Machine {
         if self.finishing {
             return;
         }
-        let with_state = self.workers.values().any(|w| w.was.is_some() && w.state != State::Leaving);
-        if self.rules.supply && self.formed > 0 && !with_state {
+        let with_state = self.workers.values().any(|w| self.has_newest_state(w) && w.state != State::Leaving);
+        let ended_at = self.epoch.as_ref().and_then(|e| e.over.as_ref()).map_or(now, |over| over.since);
+        let waited_enough = self.rules.supply || now.saturating_sub(ended_at) >= self.rules.patience;
+        if self.epoch.is_some() && !with_state && waited_enough {
             let why = format!("every process that held the state of the training is gone ({})", self.why_over());
             let failed = self.failed.take();
             return self.end(false, why, failed);
@@ -860,7 +945,11 @@ impl Machine {
         let need = if self.epoch.is_none() { self.rules.start } else { self.rules.min };
         let living = self.workers.values().filter(|w| w.state != State::Leaving).count();
         let could = living + self.fleet.usable_slots().saturating_sub(living);
-        let hopeless = self.rules.supply && !self.rules.hosts_change && !self.fleet.some_cool_down() && could < need;
+        let hopeless = self.hosts_known
+            && self.rules.supply
+            && !self.rules.hosts_change
+            && !self.fleet.some_cool_down()
+            && could < need;
         let too_late =
             now.saturating_sub(since) >= self.rules.patience && self.epoch.as_ref().is_none_or(|e| e.over.is_some());
         if hopeless || too_late {

@@ -94,7 +94,8 @@ impl Member {
             ToWorker::Wait(what) => self.waits_for = what,
             // An older seat than the last is a message that came too late.
             ToWorker::Seat(seat) if self.asked.is_some() && seat.epoch > epoch => {
-                self.change.number = self.change.number.max(seat.changes);
+                // What was announced before is in it.
+                self.change = Change { number: seat.changes, ..Change::default() };
                 (self.asked, self.seat) = (None, Some(seat));
                 (self.cards, self.over) = (None, None);
             }
@@ -116,6 +117,11 @@ impl Member {
             return None;
         }
         self.seat.clone().map(Joined::Seat)
+    }
+
+    /// That it has no place in the job any more, if so.
+    pub fn dismissed(&self) -> Option<&Joined> {
+        self.dismissed.as_ref()
     }
 
     /// Its seat, also while it asks for another.

@@ -150,8 +150,8 @@ impl<'a> Driver<'a> {
                 break;
             }
             if now >= self.last_beat + BEAT {
-                self.last_beat = now;
                 self.beat_and_listen(now)?;
+                self.last_beat = now;
             }
             match self.events.recv_timeout(TICK) {
                 Ok(event) => self.handle(event)?,
@@ -405,6 +405,12 @@ impl<'a> Driver<'a> {
     fn beat_and_listen(&mut self, now: Instant) -> Result<()> {
         let job = &self.elastic.job;
         let mut lost = Vec::new();
+        if now >= self.last_beat + BEAT * 5 {
+            // We were stopped; that is no silence of the hosts.
+            for agent in &mut self.agents {
+                agent.heard = now;
+            }
+        }
         for (at, agent) in self.agents.iter_mut().enumerate().filter(|(_, a)| !a.over) {
             if agent.hello.is_none() && now >= agent.started + job.start_timeout {
                 let limit = job.start_timeout.as_secs_f64();
