@@ -12,6 +12,7 @@ FLOORS = {
     "corro-kernels": 1,
     "corro-transport": 2,
     "corro-collectives": 3,
+    "corro-membership": 3,
     "corro-engine": 4,
     "corro-capi": 5,
     "corro-launch": 5,

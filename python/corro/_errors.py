@@ -6,6 +6,15 @@ from __future__ import annotations
 class HorovodInternalError(RuntimeError):
     """A collective failed, on every rank that took part: a peer is lost, ranks disagree, or the job was shut down."""
 
+    # Whether elastic training goes on from the last commit after it.
+    retryable = True
+
+
+class NotRetryableError(HorovodInternalError):
+    """A collective failed for a reason that stays: the ranks disagree about what it is, or Corro has a bug."""
+
+    retryable = False
+
 
 class HostsUpdatedInterrupt(RuntimeError):
     """The set of hosts has changed; training goes on with the new one.
@@ -41,3 +50,5 @@ def get_version_mismatch_message(name: str, version: str, installed_version: str
 
 class NotInitializedError(HorovodInternalError, ValueError):
     """A call before `init` or after `shutdown`."""
+
+    retryable = False

@@ -104,6 +104,20 @@ variables! {
         "Where rank 0 leaves word (address and secret, readable by the user only) for the others where ranks meet without `corro run`. On several hosts they must share it.";
     RENDEZVOUS_PORT = "CORRO_RENDEZVOUS_PORT", horovod: None, default: "MASTER_PORT + 1, else any free one",
         "The port of the rendezvous store, in the launcher or in rank 0.";
+    ELASTIC = "CORRO_ELASTIC", horovod: Some("HOROVOD_ELASTIC"), default: "0",
+        "1: this process belongs to an elastic job. Set by the launcher; by hand only where a scheduler restarts processes by itself.";
+    DRIVER = "CORRO_DRIVER", horovod: None, default: "none",
+        "Addresses (host:port, commas between them) of an elastic job's driver. Set by the launcher.";
+    WORKER = "CORRO_WORKER", horovod: None, default: "a random one",
+        "The number of this process in an elastic job, never used for another. Set by the launcher.";
+    ELASTIC_TIMEOUT = "CORRO_ELASTIC_TIMEOUT", horovod: Some("HOROVOD_ELASTIC_TIMEOUT"), default: "600",
+        "Seconds an elastic job waits for enough processes.";
+    ELASTIC_MIN_NP = "CORRO_ELASTIC_MIN_NP", horovod: None, default: "CORRO_SIZE",
+        "With how few processes an elastic job goes on, where there is no launcher to be told by --min-np.";
+    ELASTIC_SILENCE = "CORRO_ELASTIC_SILENCE", horovod: None, default: "10",
+        "Seconds after which a process of an elastic job that gives no sign of life (stopped, or cut off) is ended and replaced.";
+    ELASTIC_ORPHAN_TIME = "CORRO_ELASTIC_ORPHAN_TIME", horovod: None, default: "60",
+        "Seconds for which the processes of an elastic job go on when their launcher is gone, before they are ended.";
     START_TIMEOUT = "CORRO_START_TIMEOUT", horovod: Some("HOROVOD_START_TIMEOUT"), default: "30",
         "Seconds within which the launcher must have reached every host.";
     REMOTE_CORRO = "CORRO_REMOTE_CORRO", horovod: None, default: "the path of the one that is running",
@@ -170,8 +184,6 @@ variables! {
         "Forces an algorithm (`direct`, `ring`, `halving_doubling`, `tree`, `hierarchical`) wherever it can run, for experiments.";
     DYNAMIC_PROCESS_SETS = "CORRO_DYNAMIC_PROCESS_SETS", horovod: Some("HOROVOD_DYNAMIC_PROCESS_SETS"), default: "0",
         "1: Python programs may add and remove process sets after `init`.";
-    ELASTIC = "CORRO_ELASTIC", horovod: Some("HOROVOD_ELASTIC"), default: "0",
-        "1: this process belongs to an elastic job. Set by the launcher.";
     CHECKS = "CORRO_CHECKS", horovod: None, default: "0",
         "1: the first step of training is checked for mistakes that otherwise only show as a bad model: different models, parameters that nobody broadcast, ranks on the same data.";
     SHARED_GRADIENTS = "CORRO_SHARED_GRADIENTS", horovod: None, default: "0",

@@ -87,6 +87,12 @@ impl Core {
     pub(crate) fn set(&self, id: u32) -> Result<Arc<ProcessSet>> {
         match lock(&self.sets).known.get(&id) {
             Some(Known { set: Some(set), .. }) => Ok(Arc::clone(set)),
+            Some(Known { members, .. }) if self.is_reserved(members) => Err(Error::Usage(format!(
+                "process set {id} has ranks {members:?}, but since the last change of its ranks this job has {}, and no set of \
+                 its own for these: Process set provided does not exist at present. Ask hvd.size() before using it, or \
+                 use hvd.global_process_set",
+                self.fabric.size()
+            ))),
             Some(Known { members, .. }) => Err(Error::Usage(format!(
                 "rank {} is not a member of the provided process set {id}, which has ranks {members:?}",
                 self.fabric.rank()
@@ -131,6 +137,18 @@ impl Core {
         }
         lock(&self.sets).known.insert(id, Known { members: ranks.to_vec(), set });
         Ok(id)
+    }
+
+    /// Keeps a number for a set that can't be made of the ranks there are.
+    pub(crate) fn reserve_set(&self, ranks: Vec<Rank>) -> u32 {
+        let mut sets = lock(&self.sets);
+        let id = sets.free.pop_front().unwrap_or(sets.known.len() as u32);
+        sets.known.insert(id, Known { members: ranks, set: None });
+        id
+    }
+
+    fn is_reserved(&self, members: &[Rank]) -> bool {
+        members.last().is_none_or(|last| *last >= self.fabric.size()) || members.len() == self.fabric.size()
     }
 
     /// Removes a process set. All ranks do so in the same order.

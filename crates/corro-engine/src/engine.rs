@@ -207,6 +207,14 @@ impl Engine {
         self.set(set)?.shared_memory(bytes)
     }
 
+    /// Gives a number to a process set that can't be made of the ranks this job has at present, so that others keep theirs
+    /// in an elastic job. All ranks must do so, in the same order as they make sets. Using it is an error that says so.
+    pub fn reserve_process_set(&self, ranks: &[Rank]) -> u32 {
+        let mut ranks = ranks.to_vec();
+        ranks.sort_unstable();
+        self.0.core.reserve_set(ranks)
+    }
+
     /// Removes a process set. All ranks of the job must call this. False if there is none with this number, or it is the
     /// global one.
     pub fn remove_process_set(&self, id: u32) -> Result<bool> {

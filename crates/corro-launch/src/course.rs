@@ -45,6 +45,15 @@ pub enum Failure {
         /// How we know.
         cause: String,
     },
+    /// An elastic job could not go on.
+    Elastic {
+        /// Why.
+        why: String,
+        /// The process whose failure ended it, if one's did.
+        worker: Option<Rank>,
+        /// What a shell would exit with.
+        code: i32,
+    },
     /// The user, or a batch system, ended the job.
     Interrupted {
         /// By this signal.
@@ -57,7 +66,7 @@ impl Failure {
     pub fn code(&self) -> i32 {
         match self {
             Self::Rank { ending, .. } => ending.code(),
-            Self::NotStarted { code, .. } => *code,
+            Self::NotStarted { code, .. } | Self::Elastic { code, .. } => *code,
             Self::Host { .. } => 1,
             Self::Interrupted { signal } => 128 + signal,
         }
@@ -85,6 +94,7 @@ impl std::fmt::Display for Failure {
             Self::Host { host, ranks, cause } => {
                 write!(f, "lost host {host} with rank {}: {cause}; all other ranks were ended", listed(ranks))
             }
+            Self::Elastic { why, .. } => f.write_str(why),
             Self::Interrupted { signal } => write!(f, "ended by signal {signal}, and all ranks with it"),
         }
     }

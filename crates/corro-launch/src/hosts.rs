@@ -62,6 +62,22 @@ pub fn parse_pairs(text: &str) -> Result<Vec<Host>> {
     gather(words.chunks(2).map(|words| pair(words).ok_or_else(wrong)).collect::<Result<_>>()?, "LSB_MCPU_HOSTS")
 }
 
+/// What a discovery script prints: one host a line, `name` or `name:slots`. The order means nothing, twice the same is once,
+/// and no line at all is no host.
+pub fn parse_found(text: &str, slots_per_host: Option<usize>) -> Result<Vec<Host>> {
+    let mut hosts: Vec<Host> = Vec::new();
+    for line in text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()).filter(|l| !l.is_empty()) {
+        let wrong = || Error::Usage(format!("{line:?} is not a host: a line is `name`, `name:4` or `[fd00::1]:4`"));
+        let (name, slots) = split_slots(line).ok_or_else(wrong)?;
+        let found = host(name, slots.or(slots_per_host).unwrap_or(1)).ok_or_else(wrong)?;
+        match hosts.iter_mut().find(|h| h.name == found.name && h.user == found.user) {
+            Some(same) => same.slots = same.slots.max(found.slots),
+            None => hosts.push(found),
+        }
+    }
+    Ok(hosts)
+}
+
 fn parse_line(line: &str) -> Option<Host> {
     // `slots = 4` is `slots=4`.
     let parts: Vec<&str> = line.split('=').map(str::trim).collect();
@@ -196,6 +212,15 @@ mod tests {
         for text in ["", "a", "a b", "a 1 b", "-x 1"] {
             assert!(matches!(parse_pairs(text), Err(Error::Usage(_))), "{text}");
         }
+    }
+
+    #[test]
+    fn discovered_hosts() {
+        let found = |text, slots| shown(&parse_found(text, slots).unwrap());
+        assert_eq!(found("a:2\n\nb\n[fd00::1]:3\nfd00::2\n", Some(4)), "a 2, b 4, fd00::1 3, fd00::2 4");
+        assert_eq!(found("a\na:2\na:2\n", None), "a 2");
+        assert_eq!(found("", None), "");
+        assert!(parse_found("a:2\noh no, an error\n", None).is_err());
     }
 
     proptest! {

@@ -28,10 +28,10 @@ use crate::variables::{self, Common};
 use crate::worker;
 
 /// How many times longer the silence of the launcher is borne than that of a host: it may be stopped by hand for a while.
-const LAUNCHER_PATIENCE: u32 = 6;
+pub(crate) const LAUNCHER_PATIENCE: u32 = 6;
 
 /// How long an agent that says no more may take to end and to give its reason.
-const GOODBYE: Duration = Duration::from_millis(500);
+pub(crate) const GOODBYE: Duration = Duration::from_millis(500);
 
 /// What to run, where, and how.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ pub struct Outcome {
 /// Lets another thread end a job that runs.
 #[derive(Clone, Debug)]
 pub struct Control {
-    events: Sender<Event>,
+    pub(crate) events: Sender<Event>,
 }
 
 impl Control {
@@ -333,6 +333,7 @@ impl<'a> Running<'a> {
                 environment: environment.clone(),
                 ranks: assignment.slots.iter().map(|s| (s.rank, rank_variables(s))).collect(),
                 silence_ms: (!state.local).then_some((self.job.host_timeout * LAUNCHER_PATIENCE).as_millis() as u64),
+                orphan_ms: None,
             };
             state.leash.order(&Order::Start(start))?;
         }
@@ -411,6 +412,7 @@ impl<'a> Running<'a> {
                 let why = self.why_silent(host, reason);
                 self.lose(host, format!("its agent is gone: {why}"))
             }
+            Event::Membership(_) | Event::Hosts(_) | Event::NoHosts(_) | Event::Complaint(_) => Ok(()),
             Event::OutputClosed => self.note(Happening::Interrupt(libc::SIGPIPE)),
             Event::Interrupt(signal) => self.note(Happening::Interrupt(signal)),
         }
@@ -466,7 +468,7 @@ fn which_are_local(job: &Job) -> Result<Vec<bool>> {
     })
 }
 
-fn start_store(job: &Job, secret: &Secret, all_here: bool) -> Result<store::Server> {
+pub(crate) fn start_store(job: &Job, secret: &Secret, all_here: bool) -> Result<store::Server> {
     let port = job.rendezvous_port;
     let limits = store::Limits::default();
     if all_here {

@@ -11,8 +11,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use corro_core::{Error, Result, codec};
+use corro_membership::message::ToDriver;
+use corro_transport::desk::Heard;
 
 use crate::agent::message::{Inbox, MAX_REPORT, Order, Report};
+use crate::hosts::Host;
 use crate::output::Output;
 
 /// How much of an agent's (or ssh's) standard error is kept for error texts.
@@ -31,6 +34,14 @@ pub(crate) enum Event {
     OutputClosed,
     /// The job is to end, by this signal.
     Interrupt(i32),
+    /// In an elastic job: from a worker.
+    Membership(Heard<ToDriver>),
+    /// In an elastic job: these hosts are there now, and whether each is this one.
+    Hosts(Vec<(Host, bool)>),
+    /// In an elastic job: the hosts could not be found out at all.
+    NoHosts(String),
+    /// Something the user should know.
+    Complaint(String),
 }
 
 /// Output, shared by the threads that read from agents.

@@ -9,6 +9,7 @@
 //! | `cli` | the command line, the config file |
 //! | [`hosts`], [`placement`], `variables` | who runs where and what it is told (pure) |
 //! | `job`, `course`, `leash` | a running job, its decisions (pure), its agents |
+//! | [`elastic`] | jobs whose processes come and go |
 //! | [`agent`] | what runs on each host |
 //! | [`output`] | what the user sees |
 //! | [`worker`] | values between the starter of a job and its ranks |
@@ -17,6 +18,7 @@
 pub mod agent;
 pub mod cli;
 mod course;
+pub mod elastic;
 pub mod hosts;
 mod job;
 mod leash;

@@ -24,17 +24,37 @@ pub(crate) struct Common {
 
 /// The variables of the rank at `slot` on `host`. Those of the user come last, and win.
 pub(crate) fn of_rank(common: &Common, slot: &Slot, host: &str) -> Vec<(String, String)> {
+    let place = [
+        (&config::RANK, slot.rank),
+        (&config::SIZE, slot.size),
+        (&config::LOCAL_RANK, slot.local_rank),
+        (&config::LOCAL_SIZE, slot.local_size),
+        (&config::CROSS_RANK, slot.cross_rank),
+        (&config::CROSS_SIZE, slot.cross_size),
+    ];
+    with_common(place.map(|(variable, number)| (variable, number.to_string())).to_vec(), common, host)
+}
+
+/// The variables of process `worker` of an elastic job on `host`. It learns its place when it joins, and again each time.
+pub(crate) fn of_worker(common: &Common, worker: u64, driver: &[SocketAddr], host: &str) -> Vec<(String, String)> {
+    let driver: Vec<String> = driver.iter().map(ToString::to_string).collect();
+    let own = [
+        (&config::ELASTIC, "1".to_owned()),
+        (&config::WORKER, worker.to_string()),
+        (&config::DRIVER, driver.join(",")),
+    ];
+    with_common(own.to_vec(), common, host)
+}
+
+fn with_common(own: Vec<(&config::Variable, String)>, common: &Common, host: &str) -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = Vec::new();
     let mut both = |variable: &config::Variable, value: String| {
         all.extend(variable.horovod.map(|name| (name.to_owned(), value.clone())));
         all.push((variable.name.to_owned(), value));
     };
-    both(&config::RANK, slot.rank.to_string());
-    both(&config::SIZE, slot.size.to_string());
-    both(&config::LOCAL_RANK, slot.local_rank.to_string());
-    both(&config::LOCAL_SIZE, slot.local_size.to_string());
-    both(&config::CROSS_RANK, slot.cross_rank.to_string());
-    both(&config::CROSS_SIZE, slot.cross_size.to_string());
+    for (variable, value) in own {
+        both(variable, value);
+    }
     both(&config::HOSTNAME, host.to_owned());
     let addresses: Vec<String> = common.rendezvous.iter().map(ToString::to_string).collect();
     both(&config::RENDEZVOUS, addresses.join(","));

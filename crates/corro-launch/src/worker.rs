@@ -4,8 +4,8 @@
 //! Bytes only; what they mean is the caller's business. Long values are stored in parts.
 
 use corro_core::{Deadline, Error, Rank, Result, config};
-use corro_transport::store;
-use corro_transport::{Place, Settings};
+use corro_transport::secret::Secret;
+use corro_transport::{Place, Settings, look_up, store};
 
 /// Where the job's payload lies.
 pub(crate) const PAYLOAD: &str = "launch/payload";
@@ -20,25 +20,32 @@ pub(crate) fn result_key(rank: Rank) -> String {
 
 /// In a rank: what [`crate::Job::payload`] holds.
 pub fn payload() -> Result<Vec<u8>> {
-    let (_, mut client, deadline) = connect()?;
+    let (mut client, deadline) = connect()?;
     take(&mut client, PAYLOAD, deadline)?
         .ok_or_else(|| Error::Usage("this job was started without a payload: see corro_launch::Job".into()))
 }
 
 /// In a rank: what [`crate::Outcome::results`] is to hold for it.
 pub fn give_result(bytes: &[u8]) -> Result<()> {
-    let (rank, mut client, deadline) = connect()?;
+    let alone = || Error::Usage("this process has no rank yet: in an elastic job, say which one it is".into());
+    give_result_as(Place::from_env()?.ok_or_else(alone)?.rank, bytes)
+}
+
+/// As [`give_result`], for a process of an elastic job, which learns its rank only when it joins.
+pub fn give_result_as(rank: Rank, bytes: &[u8]) -> Result<()> {
+    let (mut client, deadline) = connect()?;
     put(&mut client, &result_key(rank), bytes, deadline)
 }
 
-fn connect() -> Result<(Rank, store::Client, Deadline)> {
+fn connect() -> Result<(store::Client, Deadline)> {
     let settings = Settings::from_env()?;
     let deadline = Deadline::after(settings.connect_timeout);
-    let alone =
-        || Error::Usage(format!("{} is not set: this process was not started as a rank", config::RENDEZVOUS.name));
-    let place = Place::from_env()?.ok_or_else(alone)?;
-    let (addresses, secret) = place.launchers_store().ok_or_else(alone)?;
-    Ok((place.rank, store::Client::connect(addresses, secret, settings.tls, deadline)?, deadline))
+    let alone = |variable: &config::Variable| {
+        Error::Usage(format!("{} is not set: this process was not started as a rank", variable.name))
+    };
+    let addresses = look_up(&config::RENDEZVOUS.value().ok_or_else(|| alone(&config::RENDEZVOUS))?)?;
+    let secret = Secret::parse(&config::SECRET.value().ok_or_else(|| alone(&config::SECRET))?)?;
+    Ok((store::Client::connect(&addresses, &secret, settings.tls, deadline)?, deadline))
 }
 
 /// Stores `value` in parts, and last how many there are.

@@ -11,7 +11,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let text = error.to_string();
     match error {
         Error::Usage(_) => PyValueError::new_err(text),
-        Error::HostsChanged(_) => class(py, "HostsUpdatedInterrupt", false),
+        Error::Mismatch(_) | Error::Bug(_) => class(py, "NotRetryableError", text),
         _ => class(py, "HorovodInternalError", text),
     }
 }
@@ -24,7 +24,8 @@ pub(crate) fn not_initialized(py: Python<'_>) -> PyErr {
 /// The exception for a process set without a number.
 pub(crate) fn unregistered(py: Python<'_>) -> PyErr {
     let text = "the process set provided does not exist, or has not been registered: Process set does not exist or has \
-                not been registered. Register it with hvd.add_process_set or hvd.init(process_sets=[...]).";
+                not been registered. Register it with hvd.add_process_set or hvd.init(process_sets=[...]); those that were \
+                added while an elastic job ran must be added again after each change of its ranks.";
     class(py, "UnregisteredProcessSet", text)
 }
 

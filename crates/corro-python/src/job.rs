@@ -1,49 +1,78 @@
 //! The engine of this process: made by `init`, gone after `shutdown`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use corro_core::Error;
 use corro_engine::Engine;
+use corro_membership::Seat;
 use pyo3::prelude::*;
 
+use crate::elastic;
 use crate::error::not_initialized;
 use crate::gate::outside;
 use crate::handles;
 
 /// One for all fronts of a process, whatever they call themselves.
-static ENGINE: RwLock<Option<Engine>> = RwLock::new(None);
-/// How often this process has joined a job; ranks that meet must have done so equally often.
-static EPOCH: AtomicU64 = AtomicU64::new(0);
+static RUNNING: RwLock<Option<Running>> = RwLock::new(None);
+/// How often this process has joined a job; ranks that meet must have done so equally often. Not in elastic jobs.
+static TIMES: AtomicU64 = AtomicU64::new(0);
+
+/// A process in its job.
+pub(crate) struct Running {
+    pub(crate) engine: Engine,
+    /// Which of the times that ranks have met this is.
+    pub(crate) epoch: u64,
+    /// In an elastic job: its seat, which says where it is among the hosts.
+    pub(crate) seat: Option<Seat>,
+}
+
+pub(crate) fn running() -> RwLockReadGuard<'static, Option<Running>> {
+    RUNNING.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn change() -> RwLockWriteGuard<'static, Option<Running>> {
+    RUNNING.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The engine, or the exception that says that there is none.
 pub(crate) fn engine(py: Python<'_>) -> PyResult<Engine> {
-    ENGINE.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(|| not_initialized(py))
+    about(py, |running| running.engine.clone())
+}
+
+fn about<T>(py: Python<'_>, ask: impl FnOnce(&Running) -> T) -> PyResult<T> {
+    running().as_ref().map(ask).ok_or_else(|| not_initialized(py))
 }
 
 /// A name for a tensor that has none.
 pub(crate) fn unnamed(set: u32, kind: &str) -> Option<String> {
-    ENGINE.read().unwrap_or_else(PoisonError::into_inner).as_ref()?.name(set, kind).ok()
+    running().as_ref()?.engine.name(set, kind).ok()
 }
 
 #[pyfunction]
 pub(crate) fn init(py: Python<'_>) -> PyResult<()> {
-    outside(py, || {
-        let mut place = ENGINE.write().unwrap_or_else(PoisonError::into_inner);
-        if place.is_none() {
-            // Horovod's users expect ValueError from a failed init, whatever failed.
-            let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
-            *place = Some(Engine::from_env(epoch).map_err(|error| Error::Usage(error.to_string()))?);
-        }
-        Ok(())
-    })
+    if is_initialized() {
+        return Ok(());
+    }
+    // Horovod's users expect ValueError from a failed init, whatever failed.
+    let refused = |error: Error| Error::Usage(error.to_string());
+    let started = match outside(py, || elastic::client().map_err(refused))? {
+        Some(client) => elastic::start(py, client)?,
+        None => outside(py, || {
+            let epoch = TIMES.fetch_add(1, Ordering::Relaxed);
+            Ok(Running { engine: Engine::from_env(epoch).map_err(refused)?, epoch, seat: None })
+        })?,
+    };
+    *change() = Some(started);
+    Ok(())
 }
 
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) -> PyResult<()> {
     outside(py, || {
-        let engine = ENGINE.write().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(engine) = engine {
+        let running = change().take();
+        if let Some(Running { engine, .. }) = running {
+            elastic::remember(engine.over());
             engine.shutdown();
         }
         Ok(())
@@ -54,7 +83,12 @@ pub(crate) fn shutdown(py: Python<'_>) -> PyResult<()> {
 
 #[pyfunction]
 pub(crate) fn is_initialized() -> bool {
-    ENGINE.read().unwrap_or_else(PoisonError::into_inner).is_some()
+    running().is_some()
+}
+
+#[pyfunction]
+pub(crate) fn epoch(py: Python<'_>) -> PyResult<u64> {
+    about(py, |running| running.epoch)
 }
 
 #[pyfunction]
@@ -69,33 +103,39 @@ pub(crate) fn size(py: Python<'_>) -> PyResult<usize> {
 
 #[pyfunction]
 pub(crate) fn local_rank(py: Python<'_>) -> PyResult<usize> {
-    Ok(engine(py)?.local_rank())
+    about(py, |running| running.seat.as_ref().map_or_else(|| running.engine.local_rank(), |seat| seat.local_rank))
 }
 
 #[pyfunction]
 pub(crate) fn local_size(py: Python<'_>) -> PyResult<usize> {
-    Ok(engine(py)?.local_size())
+    about(py, |running| running.seat.as_ref().map_or_else(|| running.engine.local_size(), |seat| seat.local_size))
 }
 
 #[pyfunction]
 pub(crate) fn cross_rank(py: Python<'_>) -> PyResult<usize> {
-    Ok(engine(py)?.cross_rank())
+    about(py, |running| running.seat.as_ref().map_or_else(|| running.engine.cross_rank(), |seat| seat.cross_rank))
 }
 
 #[pyfunction]
 pub(crate) fn cross_size(py: Python<'_>) -> PyResult<usize> {
-    Ok(engine(py)?.cross_size())
+    about(py, |running| running.seat.as_ref().map_or_else(|| running.engine.cross_size(), |seat| seat.cross_size))
 }
 
 #[pyfunction]
 pub(crate) fn is_homogeneous(py: Python<'_>) -> PyResult<bool> {
-    Ok(engine(py)?.is_homogeneous())
+    about(py, |running| running.seat.as_ref().map_or_else(|| running.engine.is_homogeneous(), |seat| seat.homogeneous))
 }
 
 #[pyfunction]
 pub(crate) fn add_process_set(py: Python<'_>, ranks: Vec<usize>) -> PyResult<u32> {
     let engine = engine(py)?;
     outside(py, move || engine.add_process_set(&ranks))
+}
+
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "extracted from a Python list")]
+pub(crate) fn reserve_process_set(py: Python<'_>, ranks: Vec<usize>) -> PyResult<u32> {
+    Ok(engine(py)?.reserve_process_set(&ranks))
 }
 
 #[pyfunction]

@@ -8,6 +8,7 @@
 //! | [`gate`] | the one place where the GIL is released and panics are caught |
 //! | [`error`] | which error becomes which exception |
 //! | [`job`] | the engine of this process |
+//! | [`elastic`] | its place in an elastic job |
 //! | [`names`] | what tensors are called |
 //! | [`ops`] | collectives |
 //! | [`handles`] | operations in flight |
@@ -15,6 +16,7 @@
 //! | [`settings`] | knobs that Python code asks for |
 //! | [`starter`] | starting jobs, for `corro.runner` |
 
+mod elastic;
 mod error;
 mod gate;
 mod handles;
@@ -31,11 +33,14 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::elastic::{host_changes, leave, set_progress};
+    #[pymodule_export]
     use crate::handles::{poll, wait};
     #[pymodule_export]
     use crate::job::{
-        add_process_set, cross_rank, cross_size, flight_record, init, is_homogeneous, is_initialized, local_rank,
-        local_size, metrics, process_set, rank, remove_process_set, shutdown, size, start_timeline, stop_timeline,
+        add_process_set, cross_rank, cross_size, epoch, flight_record, init, is_homogeneous, is_initialized,
+        local_rank, local_size, metrics, process_set, rank, remove_process_set, reserve_process_set, shutdown, size,
+        start_timeline, stop_timeline,
     };
     #[pymodule_export]
     use crate::ops::{barrier, join, run, shared_memory, submit, submit_group};

@@ -34,8 +34,8 @@ impl Wanted {
         let words = |words: &[String]| words.iter().map(OsString::from).collect::<Vec<_>>();
         let line = [words(&self.flags), vec!["--".into()], words(&self.command)].concat();
         let mut asked = cli::understand(&line, Some(&words(&self.agent)))?;
-        asked.job.payload = Some(self.payload.clone());
-        asked.job.variables.extend(self.variables.iter().cloned());
+        asked.plan.job().payload = Some(self.payload.clone());
+        asked.plan.job().variables.extend(self.variables.iter().cloned());
         Ok(asked)
     }
 }
@@ -47,13 +47,13 @@ type Ended = (Vec<Option<Py<PyBytes>>>, Option<(String, Option<usize>)>);
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "extracted from a Python dict")]
 pub(crate) fn start_job(py: Python<'_>, wanted: Wanted) -> PyResult<Ended> {
-    let Asked { job, output, remarks } = outside(py, || wanted.understand())?;
+    let Asked { plan, output, remarks } = outside(py, || wanted.understand())?;
     for remark in remarks {
         eprintln!("corro.run: {remark}");
     }
     let (sender, control) = channel();
     let running = std::thread::spawn(move || {
-        job.run(output, move |control| {
+        plan.run(output, move |control| {
             let _ = sender.send(control);
         })
     });
@@ -88,6 +88,7 @@ fn describe(failure: &Failure, last_lines: &[String]) -> String {
         Failure::Rank { rank, host, ending } => format!("rank {rank} on {host} exited with non-zero status: {ending}"),
         Failure::NotStarted { rank, host, cause, .. } => format!("rank {rank} on {host} could not be started: {cause}"),
         Failure::Host { host, cause, .. } => format!("lost host {host}: {cause}"),
+        Failure::Elastic { why, .. } => why.clone(),
         Failure::Interrupted { signal } => format!("the job was ended by signal {signal}"),
     };
     std::iter::once(what).chain(last_lines.iter().cloned()).collect::<Vec<_>>().join("\n    ")

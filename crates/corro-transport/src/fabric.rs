@@ -154,7 +154,7 @@ impl Fabric {
             tls: settings.tls,
             interfaces: settings.interfaces.clone(),
         })?;
-        let host = settings.host.clone().unwrap_or_else(system_host_name);
+        let host = settings.host.clone().unwrap_or_else(host_name);
         let card = Card { locality: locality(&host), host, addresses: endpoint.addresses() };
         let deadline = Deadline::after(settings.connect_timeout);
         rendezvous.publish(&card_key(settings.epoch, rank), corro_core::codec::encode(&card)?, deadline)?;
@@ -523,7 +523,7 @@ fn card_key(epoch: u64, rank: Rank) -> String {
 }
 
 /// The name the system gives this host.
-fn system_host_name() -> String {
+pub fn host_name() -> String {
     rustix::system::uname().nodename().to_str().map_or_else(|_| "unknown host".into(), str::to_owned)
 }
 

@@ -16,6 +16,7 @@
 //! | [`tcp`] | ranks on different hosts; with `tls` |
 //! | `handshake`, [`secret`] | how both ends of a connection prove that they belong to the job |
 //! | [`store`] | the rendezvous: a small authenticated key-value store |
+//! | [`desk`] | many processes of a job talking to one, by messages both ways |
 //! | `cores` | how many cores may be used, and so whether to spin |
 
 pub mod cores;
@@ -31,6 +32,7 @@ mod stream;
 mod withdrawal;
 
 // network
+pub mod desk;
 pub mod handshake;
 pub mod nic;
 pub mod secret;
@@ -38,10 +40,10 @@ pub mod store;
 pub mod tcp;
 mod tls;
 
-pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Settings, Wires};
+pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Settings, Wires, host_name};
 pub use link::{Incoming, Link, Outgoing};
 pub use patience::Patience;
-pub use place::Place;
+pub use place::{Place, look_up};
 pub use shm::pool::{Pool, Pooled};
 pub use shm::team::{Member, Source, Span, Target, Team};
 pub use stream::{Broken, Stream};

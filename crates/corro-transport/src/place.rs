@@ -88,10 +88,18 @@ impl Place {
             Meeting::Told { .. } | Meeting::File { .. } => None,
         }
     }
+
+    /// Rank 0's host, the port of what it serves, and the secret, if those are what ranks were told.
+    pub fn told(&self) -> Option<(&str, u16, &Secret)> {
+        match &self.meeting {
+            Meeting::Told { host, port, secret } => Some((host, *port, secret)),
+            Meeting::Launcher { .. } | Meeting::File { .. } => None,
+        }
+    }
 }
 
 /// `a:1,b:2` as addresses. Names that lead nowhere are fine as long as one does.
-fn look_up(text: &str) -> Result<Vec<SocketAddr>> {
+pub fn look_up(text: &str) -> Result<Vec<SocketAddr>> {
     let mut failed = None;
     let mut found = Vec::new();
     for one in text.split(',').map(str::trim).filter(|t| !t.is_empty()) {

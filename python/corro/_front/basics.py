@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,11 +25,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     global _atexit_registered
     ranks = _ranks_of(comm)
     if not _atexit_registered:
-        atexit.register(shutdown)
+        atexit.register(_at_exit)
         _atexit_registered = True
     started = not _native.is_initialized()
     if started:
         _native.init()
+        if elastic_enabled():
+            _tell_environment()
     if ranks and ranks != list(range(_native.size())):
         if started:
             shutdown()
@@ -55,6 +59,19 @@ def shutdown() -> None:
     sets.stop()
     for forget in _after_shutdown:
         forget()
+
+
+def _at_exit() -> None:
+    # The driver of an elastic job must know whether this rank has finished, or is one to be replaced.
+    if elastic_enabled() and getattr(sys, "last_type", None) is None:
+        _native.leave()
+    shutdown()
+
+
+def _tell_environment() -> None:
+    """The launcher of an elastic job cannot say who a process will be; programs that look there find it now."""
+    for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+        os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(_native, name)())
 
 
 def after_shutdown(forget: Callable[[], None]) -> None:

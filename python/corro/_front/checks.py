@@ -25,7 +25,8 @@ class TrainingMistake(RuntimeError):
 
 
 def enabled() -> bool:
-    return flag("CHECKS")
+    # They compare ranks that start together; in an elastic job some come later.
+    return flag("CHECKS") and not flag("ELASTIC")
 
 
 def digest(address: int, nbytes: int, before: int = 0) -> int:

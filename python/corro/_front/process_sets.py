@@ -69,35 +69,46 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 _registered: dict[int, ProcessSet] = {}
 _dynamic = False
+# What `init` was told, so that an elastic job can be told it again.
+_given: str | list[ProcessSet] | None = None
 
 
 def start(wanted: Any) -> None:
     """Called by `init` once the engine runs: registers the sets that were asked for."""
-    global _dynamic
+    global _dynamic, _given
     global_process_set.ranks = list(range(_native.size()))
     if isinstance(wanted, str):
         if wanted.lower() != "dynamic":
             raise ValueError(f'process_sets is a list of process sets or "dynamic", not {wanted!r}.')
         _dynamic = True
+        _given = wanted
         return
     new = [item if isinstance(item, ProcessSet) else ProcessSet(item) for item in wanted or ()]
     new = [item for item in new if _registered.get(item.process_set_id or 0) is not item]
     seen: list[list[int]] = []
+    elastic = flag("ELASTIC")
     for item in new:
-        _check(item, seen)
+        _check(item, seen, elastic)
         seen.append(item.ranks or [])
     for item in new:
         _register(item)
+    _given = [*(_given or ()), *new] if new else _given
 
 
 def stop() -> None:
     """Called by `shutdown`: only the global set outlives the engine, and it has no ranks until the next `init`."""
-    global _dynamic
+    global _dynamic, _given
     for item in _registered.values():
         item.process_set_id = None
     _registered.clear()
     global_process_set.ranks = None
     _dynamic = False
+    _given = None
+
+
+def given() -> Any:
+    """What `init` was told: for the next `init` of an elastic job, whose sets then have the numbers they had before."""
+    return _given
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -137,17 +148,22 @@ def _require_dynamic(what: str) -> None:
         )
 
 
-def _check(item: ProcessSet, others: list[list[int]]) -> None:
-    """Refuses what cannot be a new set, before any rank has been asked anything."""
+def _check(item: ProcessSet, others: list[list[int]], elastic: bool = False) -> None:
+    """Refuses what cannot be a new set, before any rank has been asked anything.
+
+    In an elastic job the ranks may be there again tomorrow: what cannot be used today keeps its number.
+    """
     ranks, size = item.ranks or [], _native.size()
-    if not ranks or len(set(ranks)) != len(ranks) or ranks[0] < 0 or ranks[-1] >= size:
+    if not ranks or len(set(ranks)) != len(ranks) or ranks[0] < 0 or (ranks[-1] >= size and not elastic):
         raise ValueError(f"{item} is not possible here: it must name one or more different ranks of 0..{size - 1}.")
-    taken = [list(range(size)), *(known.ranks for known in _registered.values()), *others]
-    if ranks in taken:
+    taken = [*(known.ranks for known in _registered.values()), *others]
+    if ranks in taken or (ranks == list(range(size)) and not elastic):
         raise ValueError(f"a duplicate process set: the ranks {ranks} have a set already.")
 
 
 def _register(item: ProcessSet) -> None:
-    set_id = _native.add_process_set(item.ranks or [])
+    ranks = item.ranks or []
+    possible = ranks[-1] < _native.size() and ranks != list(range(_native.size()))
+    set_id = _native.add_process_set(ranks) if possible else _native.reserve_process_set(ranks)
     item.process_set_id = set_id
     _registered[set_id] = item

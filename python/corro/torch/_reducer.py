@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from corro import _native
 from corro._environment import flag
+from corro._errors import HorovodInternalError
 from corro._front import basics, checks
 from corro._front.arguments import set_size
 from corro._front.process_sets import ProcessSet
@@ -22,6 +25,9 @@ from corro.torch.mpi_ops import sparse_allreduce_async
 
 # Gradients of so many bytes are worth a collective of their own while backward goes on.
 BUCKET_BYTES = 1 << 20
+
+# All there are: after a shutdown they must begin anew.
+_reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 # How a reduction in flight ends: it waits, and leaves the reduced gradient in `p.grad`.
 Finish = Callable[[], None]
@@ -55,13 +61,33 @@ class Reducer:
         self._passes_left: dict[torch.Tensor, int] = {}
         self._in_flight: dict[torch.Tensor, int | Finish] = {}
         self._hooks: list[Any] = []
-        self._group_of = {p: tuple(group) for group in groups for p in group}
-        for bucket in _buckets([p for p in names if p.requires_grad and p not in self._group_of]):
-            self._group_of.update(dict.fromkeys(bucket, tuple(bucket)))
+        self._groups = groups
+        self._group_of = self._grouped()
         self._ready: dict[tuple[torch.Tensor, ...], set[torch.Tensor]] = {}
         self._checks = _FirstStep(self) if checks.enabled() else None
         # Gradients that live in memory which the ranks share, by their parameters.
         self._shared: dict[torch.Tensor, torch.Tensor] = {}
+        self._outlived = False
+        _reducers.add(self)
+
+    def _grouped(self) -> dict[torch.Tensor, tuple[torch.Tensor, ...]]:
+        group_of = {p: tuple(group) for group in self._groups for p in group}
+        for bucket in _buckets([p for p in self._names if p.requires_grad and p not in group_of]):
+            group_of.update(dict.fromkeys(bucket, tuple(bucket)))
+        return group_of
+
+    def outlive(self) -> None:
+        """The engine has ended. Should there be another, nothing of what was in flight is; and its ranks may be others."""
+        self._outlived = True
+
+    def _begin_anew(self) -> None:
+        """Ranks that came later group gradients by the ranks there are now, so all must."""
+        self._outlived = False
+        self._in_flight.clear()
+        self._group_of = self._grouped()
+        self._start_over()
+        # The memory was that engine's. The others may be at any other point, so no new one is made.
+        self._shared = {}
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Has the gradients of these parameters reduced from now on."""
@@ -69,7 +95,9 @@ class Reducer:
             if p.requires_grad and p not in self._passes_left:
                 self._passes_left[p] = self.passes
                 self._hooks.append(p.register_post_accumulate_grad_hook(self._on_gradient))
-        if flag("SHARED_GRADIENTS") and self._compression is NoneCompressor and not self._sparse_as_dense:
+        # In an elastic job, ranks make their optimizers at different times, and this takes them all.
+        wanted = flag("SHARED_GRADIENTS") and not flag("ELASTIC")
+        if wanted and self._compression is NoneCompressor and not self._sparse_as_dense:
             # In the order of groups: then what is reduced together lies together.
             inside = [p for group in dict.fromkeys(self._group_of.values()) for p in group if p in self._passes_left]
             self._shared = dict(zip(inside, share_gradients(inside, self._process_set), strict=False))
@@ -82,7 +110,7 @@ class Reducer:
     @property
     def pending(self) -> bool:
         """Whether reductions are in flight."""
-        return bool(self._in_flight)
+        return bool(self._in_flight) and not self._outlived
 
     @property
     def parameters(self) -> dict[torch.Tensor, str]:
@@ -99,12 +127,18 @@ class Reducer:
 
     def forget(self) -> None:
         """Drops what is in flight (waiting for it first) and starts counting anew."""
-        self._wait_for_all()
+        if self._outlived:
+            self._in_flight.clear()
+        # What has failed is dropped as well; whoever waited for it has been told.
+        with contextlib.suppress(HorovodInternalError):
+            self._wait_for_all()
         self.synchronized = False
         self._start_over()
 
     def synchronize(self) -> None:
         """Submits what is missing, and waits until every `p.grad` holds the reduced gradient."""
+        if self._outlived:
+            self._begin_anew()
         for p in self._passes_left:
             if p not in self._in_flight:
                 if p.grad is None:
@@ -118,6 +152,8 @@ class Reducer:
         self.synchronized = True
 
     def _on_gradient(self, p: torch.Tensor) -> None:
+        if self._outlived:
+            self._begin_anew()
         left = self._passes_left[p] - 1
         if left < 0:
             raise AssertionError(
@@ -208,6 +244,14 @@ class Reducer:
         self._ready.clear()
         for p in self._passes_left:
             self._passes_left[p] = self.passes
+
+
+def _outlive() -> None:
+    for reducer in _reducers:
+        reducer.outlive()
+
+
+basics.after_shutdown(_outlive)
 
 
 def _buckets(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -49,7 +49,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     names = _names(optimizer, named_parameters)
     group_lists = _groups(groups, list(names))
 
-    if op == Adasum and basics.size() > 1:
+    if op == Adasum and (basics.size() > 1 or basics.elastic_enabled()):
         if process_set is not global_process_set:
             raise NotImplementedError("Adasum works on the global process set only.")
         adasum = _subclass(optimizer, _AdasumOptimizer)

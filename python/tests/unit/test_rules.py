@@ -11,9 +11,7 @@ import pytest
 import corro
 from corro._errors import HorovodInternalError
 from corro._front import arguments
-from corro._front.elastic import ObjectState, State
 from corro._front.process_sets import ProcessSet, global_process_set
-from corro._front.sampler import Remaining
 from corro.common import util
 
 
@@ -65,42 +63,6 @@ def test_before_init():
 def test_init_refuses_what_is_no_communicator(comm):
     with pytest.raises(ValueError, match="comm"):
         corro.init(comm)
-
-
-def test_remaining_samples():
-    everything = Remaining(10, shuffle=True, seed=3, processed=0).indices
-    assert sorted(everything) == list(range(10))
-    assert Remaining(10, shuffle=True, seed=3, processed=4).indices == everything[4:]
-    assert Remaining(10, shuffle=False, seed=3, processed=8).indices == [8, 9]
-    assert Remaining(10, shuffle=False, seed=0, processed=0).samples_each(4) == 3
-
-
-def test_object_state_sends_what_was_saved_last():
-    state = ObjectState(lambda value: value, lambda: 0, epoch=1)
-    state.epoch = 2
-    state.sync()
-    assert state.epoch == 1
-    state.epoch = 3
-    state.commit()
-    state.epoch = 4
-    state.restore()
-    assert state.epoch == 3
-    with pytest.raises(NotImplementedError):
-        State(lambda value: value, lambda: 0).save()
-
-
-def test_host_updates_interrupt():
-    state = ObjectState(lambda value: value, lambda: 0, epoch=1)
-    for update, skip_sync in ((1, True), (2, False), (3, False)):
-        state.on_hosts_updated(10 + update, update)
-        with pytest.raises(corro.HostsUpdatedInterrupt) as caught:
-            state.check_host_updates()
-        assert caught.value.skip_sync == skip_sync
-        state.check_host_updates()
-    called = []
-    state.register_reset_callbacks([lambda: called.append(1), lambda: called.append(2)])
-    state.on_reset()
-    assert called == [1, 2]
 
 
 def test_split_list():

@@ -32,6 +32,18 @@ pub enum Order {
     },
     /// The launcher is alive.
     Beat,
+    /// In an elastic job: start one more process, as [`Order::Start`] said.
+    Launch {
+        /// Its number, in the place of a rank.
+        rank: Rank,
+        /// The variables that are its alone.
+        own: Vec<(String, String)>,
+    },
+    /// In an elastic job: kill one process and its group, at once.
+    Kill {
+        /// Its number.
+        rank: Rank,
+    },
 }
 
 /// What to start.
@@ -47,6 +59,8 @@ pub struct Start {
     pub ranks: Vec<(Rank, Vec<(String, String)>)>,
     /// On another host: its own `HOME` and the like are kept, and so much silence (in ms) means that the launcher is lost.
     pub silence_ms: Option<u64>,
+    /// In an elastic job, whose processes come and go: how long (in ms) they go on when the launcher is gone.
+    pub orphan_ms: Option<u64>,
 }
 
 /// From an agent.

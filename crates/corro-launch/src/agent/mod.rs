@@ -4,7 +4,8 @@
 //! It is a process of its own (`corro agent`), started directly on the launcher's host and by ssh elsewhere, so there is
 //! one way only in which ranks come and go. It ends everything it has started when the launcher says so, when its
 //! standard input closes (the launcher is gone, also by kill -9), or when the launcher has been silent for too long (the
-//! network is gone). One thread, which never blocks.
+//! network is gone). The processes of an elastic job come and go one by one, and may go on for a while without a launcher.
+//! One thread, which never blocks.
 
 mod environment;
 mod family;
@@ -16,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-use corro_core::{Error, Result, codec, config};
+use corro_core::{Error, Rank, Result, codec, config};
 use nix::sys::signal::{SigSet, Signal as Number};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -66,6 +67,10 @@ struct Agent<'a> {
     outbox: Vec<u8>,
     ranks: Vec<Process>,
     started: bool,
+    /// In an elastic job: how to start more processes.
+    elastic: Option<Elastic>,
+    /// The launcher is gone, and its processes may go on until this.
+    orphaned_until: Option<Instant>,
     /// When the launcher was last heard, and how long it may be silent.
     heard: Instant,
     silence: Option<Duration>,
@@ -73,6 +78,13 @@ struct Agent<'a> {
     ending: Option<Ends>,
     /// Whether the launcher still reads what is written.
     connected: bool,
+}
+
+/// What an agent remembers in an elastic job.
+struct Elastic {
+    order: Start,
+    environment: Vec<(OsString, OsString)>,
+    orphan_time: Duration,
 }
 
 /// How far the end of everything has come.
@@ -99,6 +111,8 @@ impl<'a> Agent<'a> {
             outbox: Vec::new(),
             ranks: Vec::new(),
             started: false,
+            elastic: None,
+            orphaned_until: None,
             heard: now,
             silence: Some(PATIENCE),
             last_beat: now,
@@ -158,6 +172,9 @@ impl<'a> Agent<'a> {
         if let Some(silence) = self.silence {
             until = until.min(self.heard + silence).min(self.last_beat + BEAT);
         }
+        if let Some(orphaned) = self.orphaned_until {
+            until = until.min(orphaned);
+        }
         if let Some(ends) = &self.ending {
             let next = if ends.killed { now + Duration::from_millis(20) } else { ends.kill_at };
             until = until.min(next).min(ends.give_up.max(now));
@@ -197,19 +214,26 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// The launcher is gone: so must be everything else.
+    /// The launcher is gone: so must be everything else, at once or (in an elastic job) soon.
     fn disconnect(&mut self) {
         self.connected = false;
         self.outbox.clear();
-        self.end(Signal::TERM, GRACE);
+        match &self.elastic {
+            Some(elastic) if self.ending.is_none() && !elastic.orphan_time.is_zero() => {
+                self.orphaned_until = Some(Instant::now() + elastic.orphan_time);
+            }
+            _ => self.end(Signal::TERM, GRACE),
+        }
     }
 
     fn obey(&mut self) -> Result<()> {
         while let Some(order) = self.inbox.next::<Order>(MAX_ORDER)? {
             match order {
                 Order::Beat => {}
-                Order::Start(start) if !self.started => self.start(&start)?,
+                Order::Start(start) if !self.started => self.start(start)?,
                 Order::Start(_) => return Err(Error::Malformed("a second order to start".into())),
+                Order::Launch { rank, own } => self.launch(rank, &own)?,
+                Order::Kill { rank } => self.kill(rank),
                 Order::End { signal, grace_ms } => {
                     let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
                     self.end(signal, Duration::from_millis(grace_ms.min(3_600_000)));
@@ -219,7 +243,7 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    fn start(&mut self, order: &Start) -> Result<()> {
+    fn start(&mut self, order: Start) -> Result<()> {
         self.started = true;
         self.silence = order.silence_ms.map(Duration::from_millis);
         let text = |bytes: &ByteBuf| OsStr::from_bytes(bytes).to_owned();
@@ -229,7 +253,7 @@ impl<'a> Agent<'a> {
             environment = environment::on_another_host(std::env::vars_os(), environment);
         }
         for (rank, own) in &order.ranks {
-            let report = match rank::start(order, *rank, &environment, own) {
+            let report = match rank::start(&order, *rank, &environment, own) {
                 Ok(process) => {
                     let pid = process.pid.as_raw_nonzero().get();
                     self.ranks.push(process);
@@ -244,7 +268,36 @@ impl<'a> Agent<'a> {
                 break;
             }
         }
+        if let Some(orphan_ms) = order.orphan_ms {
+            let orphan_time = Duration::from_millis(orphan_ms.min(86_400_000));
+            self.elastic = Some(Elastic { order, environment, orphan_time });
+        }
         Ok(())
+    }
+
+    fn launch(&mut self, rank: Rank, own: &[(String, String)]) -> Result<()> {
+        let Some(elastic) = &self.elastic else {
+            return Err(Error::Malformed("an order to start one process before the order to start".into()));
+        };
+        if self.ending.is_some() {
+            return Ok(());
+        }
+        let report = match rank::start(&elastic.order, rank, &elastic.environment, own) {
+            Ok(process) => {
+                let pid = process.pid.as_raw_nonzero().get();
+                self.ranks.push(process);
+                Report::Started { rank, pid }
+            }
+            Err(e) => Report::NotStarted { rank, code: e.code, cause: e.cause },
+        };
+        self.tell(&report)
+    }
+
+    fn kill(&mut self, rank: Rank) {
+        for process in self.ranks.iter().filter(|p| p.rank == rank && p.ending.is_none()) {
+            // Also one that is stopped: this signal can't be held back.
+            let _ = rustix::process::kill_process_group(process.pid, Signal::KILL);
+        }
     }
 
     fn read_ranks(&mut self, room: bool) -> Result<()> {
@@ -329,7 +382,15 @@ impl<'a> Agent<'a> {
                 }
             }
         }
-        if self.started && self.ending.is_none() && self.ranks.iter().all(|r| r.told) {
+        if self.orphaned_until.is_some_and(|until| now >= until) && self.ending.is_none() {
+            self.end(Signal::TERM, GRACE);
+        }
+        if self.elastic.is_some() {
+            // Many come and go in a long job.
+            self.ranks.retain(|r| !r.told || r.pipes.iter().any(|p| p.fd().is_some()));
+        }
+        let more_may_come = self.elastic.is_some() && self.orphaned_until.is_none();
+        if self.started && !more_may_come && self.ending.is_none() && self.ranks.iter().all(|r| r.told) {
             // What ranks leave behind may clean up after them (Python's resource tracker does), but not for ever.
             let kill_at = now + LEFTOVERS;
             self.ending = Some(Ends { kill_at, killed: false, give_up: kill_at + LAST_WORDS });

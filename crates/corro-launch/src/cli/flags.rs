@@ -71,6 +71,7 @@ pub(super) fn command(name: &'static str) -> Command {
         value("host-discovery-script", "FILE", "Prints the hosts that are there now"),
         value("min-num-proc", "N", "Go on with as few as this").alias("min-np"),
         value("max-num-proc", "N", "Grow to as many as this").alias("max-np"),
+        value("spares", "N", "Processes that are started and wait, to take the place of lost ones at once [0]"),
         value("slots-per-host", "N", "Slots of hosts for which the script names none"),
         value("elastic-timeout", "S", "Seconds to wait for enough hosts [600]"),
         value("reset-limit", "N", "How often the job may start over"),

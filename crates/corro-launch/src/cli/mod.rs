@@ -24,8 +24,9 @@ use std::path::Path;
 
 use corro_core::{Error, Result, config};
 
+pub use request::Plan;
+
 use crate::course::Failure;
-use crate::job::Job;
 use crate::output::{Output, Style};
 
 const USAGE_ERROR: u8 = 2;
@@ -86,7 +87,7 @@ fn complain(name: &str, error: &Error) -> u8 {
 /// A run as asked for on a command line, for programs that start jobs themselves.
 pub struct Asked {
     /// What to run.
-    pub job: Job,
+    pub plan: Plan,
     /// Where the user sees what ranks write.
     pub output: Output,
     /// What the user should know before it starts.
@@ -99,7 +100,7 @@ pub fn understand(words: &[OsString], agent: Option<&[OsString]>) -> Result<Aske
     let matches = flags::parse("corro run", words).map_err(wrong)?;
     let request = request::understand(&matches, agent)?;
     let output = output(&request)?;
-    Ok(Asked { job: request.job, output, remarks: request.remarks })
+    Ok(Asked { plan: request.plan, output, remarks: request.remarks })
 }
 
 fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8 {
@@ -136,7 +137,7 @@ fn output(request: &request::Request) -> Result<Output> {
         same_place: is_same_place(&stdout, &stderr),
         directory: request.directory.clone(),
     };
-    Output::new(style, request.job.size(), [Box::new(stdout), Box::new(stderr)])
+    Output::new(style, request.plan.size(), [Box::new(stdout), Box::new(stderr)])
 }
 
 fn start(name: &str, request: &request::Request) -> Result<u8> {
@@ -145,7 +146,8 @@ fn start(name: &str, request: &request::Request) -> Result<u8> {
     }
     let output = output(request)?;
     let signals = signals::block()?;
-    let outcome = request.job.run(output, |control| signals::pass_on(signals, control))?;
+    let ready = |control| signals::pass_on(signals, control);
+    let outcome = request.plan.run(output, ready)?;
     let horovod = name == "horovodrun";
     Ok(match &outcome.failure {
         None => 0,
@@ -173,6 +175,12 @@ fn epitaph(name: &str, failure: &Failure, last_lines: &[String]) -> String {
             lines.push(format!("Process {rank} exit with status code {}.", ending.code()));
             lines.push(format!("Terminating remaining workers after failure of Process {rank}."));
         }
+    }
+    if let Failure::Elastic { worker: Some(worker), .. } = failure
+        && !last_lines.is_empty()
+    {
+        lines.push(format!("{name}: the last that worker {worker} wrote to stderr:"));
+        lines.extend(last_lines.iter().map(|line| format!("    {line}")));
     }
     lines.push(format!("{name}: {failure}\n"));
     lines.join("\n")

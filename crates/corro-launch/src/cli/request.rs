@@ -6,22 +6,59 @@ use std::time::Duration;
 
 use clap::ArgMatches;
 use corro_core::{Error, Result, config};
+use corro_membership::Rules;
 
 use super::config_file::{self, ConfigFile};
 use super::{flags, knobs};
+use crate::elastic::{Elastic, Hosts};
 use crate::hosts::{self, Host};
-use crate::job::Job;
+use crate::job::{Control, Job, Outcome};
+use crate::output::Output;
 use crate::placement;
 use crate::remote::{HostKeys, Remote};
 
 /// A run, as asked for.
 pub(super) struct Request {
-    pub(super) job: Job,
+    pub(super) plan: Plan,
     pub(super) timestamps: bool,
     pub(super) directory: Option<PathBuf>,
     pub(super) color: String,
     /// What the user should know before it starts.
     pub(super) remarks: Vec<String>,
+}
+
+/// What kind of job it is.
+pub enum Plan {
+    /// One whose processes are there from the beginning to the end.
+    Fixed(Box<Job>),
+    /// One whose processes come and go.
+    Elastic(Box<Elastic>),
+}
+
+impl Plan {
+    /// What to run and how.
+    pub fn job(&mut self) -> &mut Job {
+        match self {
+            Self::Fixed(job) => job,
+            Self::Elastic(elastic) => &mut elastic.job,
+        }
+    }
+
+    /// Runs it to its end. `ready` is given the means to interrupt it.
+    pub fn run(&self, output: Output, ready: impl FnOnce(Control)) -> Result<Outcome> {
+        match self {
+            Self::Fixed(job) => job.run(output, ready),
+            Self::Elastic(elastic) => elastic.run(output, ready),
+        }
+    }
+
+    /// How many processes there are. Those of an elastic job are counted, and given their files, as they come.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Self::Fixed(job) => job.size(),
+            Self::Elastic(_) => 0,
+        }
+    }
 }
 
 /// Reads the flags, and the files they name.
@@ -37,10 +74,10 @@ pub(super) fn understand(matches: &ArgMatches, agent: Option<&[OsString]>) -> Re
         .map(|key| format!("the config file's {key:?} means nothing to corro and is left out"))
         .collect();
     let variables = knobs::variables(&flags::settings(matches), &file.given)?;
-    refuse_elastic(matches)?;
     if matches.get_flag("jsrun") && config::foreign("LSB_JOBID").is_none() {
         return Err(Error::Usage("--jsrun is for jobs of LSF, and this is none: LSB_JOBID is not set".into()));
     }
+    let rules = elastic_rules(matches)?;
     remark_on_others(matches, file.controller.as_deref(), &mut remarks);
 
     let command: Vec<OsString> = matches.get_many::<OsString>("command").unwrap_or_default().cloned().collect();
@@ -49,8 +86,11 @@ pub(super) fn understand(matches: &ArgMatches, agent: Option<&[OsString]>) -> Re
             "no command to run: put it behind the flags, as in `corro run -np 2 python train.py`".into(),
         ));
     }
-    let (size, hosts) = size_and_hosts(matches)?;
-    let mut job = Job::new(command, placement::place(size, &hosts)?)?;
+    let placement = match rules {
+        Some(_) => Vec::new(),
+        None => size_and_hosts(matches).and_then(|(size, hosts)| placement::place(size, &hosts))?,
+    };
+    let mut job = Job::new(command, placement)?;
     job.variables = variables;
     if let Some(agent) = agent {
         job.agent = agent.to_vec();
@@ -74,8 +114,12 @@ pub(super) fn understand(matches: &ArgMatches, agent: Option<&[OsString]>) -> Re
         }
     }
     job.remote = remote(matches)?;
+    let plan = match rules {
+        Some(rules) => Plan::Elastic(Box::new(elastic(matches, job, rules)?)),
+        None => Plan::Fixed(Box::new(job)),
+    };
     Ok(Request {
-        job,
+        plan,
         timestamps: matches.get_flag("prefix-output-with-timestamp"),
         directory: text("output-filename").map(Into::into),
         color: text("color").unwrap_or_else(|| "auto".into()),
@@ -142,14 +186,13 @@ fn interfaces(matches: &ArgMatches) -> Vec<String> {
     given.flat_map(|list| list.split(',')).map(|n| n.trim().to_owned()).filter(|n| !n.is_empty()).collect()
 }
 
-/// Checks the flags of elastic jobs, and says that they can't be run yet.
-fn refuse_elastic(matches: &ArgMatches) -> Result<()> {
+/// The flags of elastic jobs, checked; `None` if none of those was given that make a job elastic.
+fn elastic_rules(matches: &ArgMatches) -> Result<Option<Rules>> {
     let min: Option<usize> = number(matches, "min-num-proc")?;
     let max: Option<usize> = number(matches, "max-num-proc")?;
     let size: Option<usize> = number(matches, "num-proc")?;
-    let _: Option<usize> = number(matches, "slots-per-host")?;
-    let _: Option<u64> = number(matches, "reset-limit")?;
-    let _ = seconds(matches, "elastic-timeout")?;
+    let spares: Option<usize> = number(matches, "spares")?;
+    let slots: Option<usize> = number(matches, "slots-per-host")?;
     let wrong = |text: String| Err(Error::Usage(text));
     if let (Some(min), Some(max)) = (min, max)
         && min > max
@@ -161,6 +204,10 @@ fn refuse_elastic(matches: &ArgMatches) -> Result<()> {
     {
         return wrong(format!("-np {size} is not between --min-np and --max-np"));
     }
+    if min == Some(0) || slots == Some(0) {
+        return wrong("--min-np and --slots-per-host are at least 1".into());
+    }
+    let mut cooldown = None;
     if let Some(range) = matches.get_many::<String>("blacklist-cooldown-range") {
         let range: Vec<Option<f64>> = range.map(|text| text.parse().ok()).collect();
         let [Some(low), Some(high)] = range[..] else {
@@ -169,15 +216,53 @@ fn refuse_elastic(matches: &ArgMatches) -> Result<()> {
         if !(1.0..=3600.0).contains(&low) || !(low..=3600.0).contains(&high) {
             return wrong(format!("--blacklist-cooldown-range {low} {high}: from 1 to 3600, the smaller one first"));
         }
+        cooldown = Some((Duration::from_secs_f64(low), Duration::from_secs_f64(high)));
     }
-    if min.is_some() || max.is_some() || matches.contains_id("host-discovery-script") {
-        return wrong(
-            "elastic jobs (--min-np, --max-np, --host-discovery-script) are not yet possible in this release: give -np and \
-             -H for a job of fixed size"
-                .into(),
-        );
+    let patience = match seconds(matches, "elastic-timeout")? {
+        Some(patience) => patience,
+        None => config::ELASTIC_TIMEOUT.seconds(Duration::from_secs(600))?,
+    };
+    let reset_limit: Option<u64> = number(matches, "reset-limit")?;
+    let script = matches.contains_id("host-discovery-script");
+    if min.is_none() && max.is_none() && spares.is_none() && !script {
+        return Ok(None);
     }
-    Ok(())
+    let Some(start) = size.or(min) else {
+        return wrong("how many processes does this elastic job begin with? give -np N, or --min-np N".into());
+    };
+    let timeout = config::TIMEOUT.seconds(Duration::from_secs(60))?;
+    let defaults = Rules::default();
+    Ok(Some(Rules {
+        start,
+        min: min.unwrap_or(start),
+        max: max.unwrap_or(if script { usize::MAX } else { start }),
+        spares: spares.unwrap_or(0),
+        hosts_change: script,
+        patience,
+        silence: config::ELASTIC_SILENCE.seconds(defaults.silence)?,
+        // Ranks that wait for one that is lost notice it by themselves within the timeout; only then are they late.
+        return_time: if timeout.is_zero() { Duration::ZERO } else { timeout + Duration::from_secs(60) },
+        reset_limit,
+        cooldown,
+        seed: u64::from(std::process::id()),
+        ..defaults
+    }))
+}
+
+fn elastic(matches: &ArgMatches, job: Job, rules: Rules) -> Result<Elastic> {
+    let hosts = match (matches.get_one::<String>("host-discovery-script"), given_hosts(matches)?) {
+        (Some(command), _) => Hosts::Script {
+            command: command.into(),
+            slots_per_host: number(matches, "slots-per-host")?,
+            every: Duration::from_secs(1),
+        },
+        (None, Some(hosts)) => Hosts::Fixed(hosts),
+        (None, None) => Hosts::Fixed(vec![Host::local(if rules.max == usize::MAX { rules.start } else { rules.max })]),
+    };
+    if let Hosts::Fixed(hosts) = &hosts {
+        placement::place(rules.start, hosts)?;
+    }
+    Ok(Elastic { job, rules, hosts, orphan_time: config::ELASTIC_ORPHAN_TIME.seconds(Duration::from_secs(60))? })
 }
 
 fn remark_on_others(matches: &ArgMatches, controller: Option<&str>, remarks: &mut Vec<String>) {
@@ -234,13 +319,33 @@ mod tests {
         let request =
             ask("-np 3 -H a:2,b:2 --tls --tcp --network-interfaces eth0,eth1 --grace-seconds 0.5 -p 22 python x")
                 .unwrap();
-        let job = &request.job;
+        let job = fixed(&request);
         assert_eq!((job.size(), job.placement.len(), job.tls), (3, 2, true));
         assert_eq!(job.interfaces, ["eth0", "eth1"]);
         assert_eq!((job.grace, job.remote.port), (Duration::from_millis(500), Some(22)));
         assert!(job.variables.contains(&("NCCL_IB_DISABLE".into(), "1".into())));
-        assert_eq!(ask("-H a:2,b:2 x").unwrap().job.size(), 4);
-        assert_eq!(ask("-np 2 x").unwrap().job.placement[0].host, Host::local(2));
+        assert_eq!(fixed(&ask("-H a:2,b:2 x").unwrap()).size(), 4);
+        assert_eq!(fixed(&ask("-np 2 x").unwrap()).placement[0].host, Host::local(2));
+    }
+
+    fn fixed(request: &Request) -> &Job {
+        let Plan::Fixed(job) = &request.plan else { panic!("an elastic job") };
+        job
+    }
+
+    fn rules(line: &str) -> (usize, usize, usize, usize) {
+        let Plan::Elastic(elastic) = ask(line).unwrap().plan else { panic!("{line}: no elastic job") };
+        let Rules { start, min, max, spares, .. } = elastic.rules;
+        (start, min, max, spares)
+    }
+
+    #[test]
+    fn elastic_command_lines() {
+        assert_eq!(rules("-np 4 --min-np 2 x"), (4, 2, 4, 0));
+        assert_eq!(rules("-np 4 --min-np 2 --max-np 8 --spares 1 -H a:4,b:4 x"), (4, 2, 8, 1));
+        assert_eq!(rules("-np 4 --host-discovery-script ./s x"), (4, 4, usize::MAX, 0));
+        assert_eq!(rules("--min-np 2 --host-discovery-script ./s x"), (2, 2, usize::MAX, 0));
+        assert_eq!(rules("-np 2 --spares 1 x"), (2, 2, 2, 1));
     }
 
     #[test]
@@ -250,8 +355,8 @@ mod tests {
             ("-np 2", "no command"),
             ("-np two x", "--num-proc"),
             ("-np 3 -H a:2 x", "Requested more processes (3) than there are available slots (2)"),
-            ("-np 2 --min-np 1 x", "not yet"),
-            ("-np 2 --host-discovery-script s x", "not yet"),
+            ("--host-discovery-script s x", "begin with"),
+            ("-np 4 --min-np 2 -H a:2 x", "Requested more processes (4) than there are available slots (2)"),
             ("-np 1 --min-np 2 x", "not between"),
             ("--min-np 3 --max-np 2 x", "above"),
             ("-np 2 --blacklist-cooldown-range 0 5 x", "from 1 to 3600"),

@@ -38,6 +38,9 @@ pub struct Output {
     pages: [Page; 2],
     writers: BTreeMap<Writer, OneWriter>,
     last: BTreeMap<Rank, VecDeque<Vec<u8>>>,
+    /// In an elastic job, where a process is not always the same rank: what it is called now.
+    labels: BTreeMap<Rank, String>,
+    size: usize,
     files_failed: bool,
 }
 
@@ -60,7 +63,31 @@ impl Output {
             }
         }
         let pages = [Page::default(), Page::default()];
-        Ok(Self { style, sinks, pages, writers, last: BTreeMap::new(), files_failed: false })
+        let (last, labels) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self { style, sinks, pages, writers, last, labels, size, files_failed: false })
+    }
+
+    /// Output of one more process, in an elastic job.
+    pub(crate) fn add(&mut self, worker: Rank, label: String) -> Result<()> {
+        for (error, name) in [(false, "stdout"), (true, "stderr")] {
+            let path = self.style.directory.as_ref().map(|d| rank_directory(d, worker, self.size).join(name));
+            let file = path.map(|path| create(&path)).transpose()?;
+            self.writers.entry((worker, error)).or_insert_with(|| OneWriter { file, ..OneWriter::default() });
+        }
+        self.label(worker, label);
+        Ok(())
+    }
+
+    /// What lines of `worker` begin with from now on.
+    pub(crate) fn label(&mut self, worker: Rank, label: String) {
+        self.labels.insert(worker, label);
+    }
+
+    /// Forgets a process that has ended, except its last words.
+    pub(crate) fn forget(&mut self, worker: Rank) {
+        for error in [false, true] {
+            self.writers.remove(&(worker, error));
+        }
     }
 
     /// Shows what `rank` wrote.
@@ -149,7 +176,11 @@ impl Output {
 
     fn prefix(&self, rank: Rank, error: bool) -> String {
         let time = if self.style.timestamps { clock::now() } else { String::new() };
-        format!("{time}[{rank}]<{}>:", if error { "stderr" } else { "stdout" })
+        let stream = if error { "stderr" } else { "stdout" };
+        match self.labels.get(&rank) {
+            Some(label) => format!("{time}[{label}]<{stream}>:"),
+            None => format!("{time}[{rank}]<{stream}>:"),
+        }
     }
 }
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from corro._front.basics import init, shutdown
-from corro._front.elastic import run_fn
+from corro._front.elastic import restart, run_fn
 from corro.torch.elastic.sampler import ElasticSampler
 from corro.torch.elastic.state import TorchState
 
@@ -15,9 +14,4 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
-    return run_fn(func, _reset)
-
-
-def _reset() -> None:
-    shutdown()
-    init()
+    return run_fn(func, restart)

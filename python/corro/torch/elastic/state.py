@@ -15,7 +15,7 @@ from corro.torch.functions import broadcast_optimizer_state, broadcast_parameter
 
 
 class StateHandler:
-    """How one kind of object is saved, restored and sent around."""
+    """How one kind of object is saved, restored and taken over from rank 0."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -27,6 +27,7 @@ class StateHandler:
         raise NotImplementedError
 
     def sync(self) -> None:
+        """Takes over what rank 0 has now. `save` follows when everything has arrived."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
@@ -35,59 +36,44 @@ class StateHandler:
         self.save()
 
 
-class ModelStateHandler(StateHandler):
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__(model)
+class StateDictHandler(StateHandler):
+    """For what has `state_dict` and `load_state_dict`: schedulers, gradient scalers and the like."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
         self.save()
 
     def save(self) -> None:
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
+        # A copy: an optimizer goes on with the very tensors it was given, and would change what is saved.
+        self.value.load_state_dict(copy.deepcopy(self._saved))
 
+    def sync(self) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.state"))
+
+
+class ModelStateHandler(StateDictHandler):
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
-        self.save()
 
 
-class OptimizerStateHandler(StateHandler):
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer)
-        self.save()
-
-    def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
-
-    def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
-
+class OptimizerStateHandler(StateDictHandler):
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
-        self.save()
 
 
-class SamplerStateHandler(StateHandler):
-    def __init__(self, sampler: ElasticSampler) -> None:
-        super().__init__(sampler)
-        self.save()
-
-    def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
-
-    def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
-
-    def sync(self) -> None:
-        # The ranks agree on how far the epoch is by rank 0, whose model they take as well.
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "sampler_state"))
-        self.save()
+class SamplerStateHandler(StateDictHandler):
+    pass
 
 
 _handlers: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    (torch.optim.lr_scheduler.LRScheduler, StateDictHandler),
+    (torch.amp.GradScaler, StateDictHandler),
 ]
 
 
@@ -101,7 +87,10 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
 
 
 class TorchState(ObjectState):
-    """Model, optimizer, samplers and plain values of a training."""
+    """Model, optimizer, schedulers, samplers and plain values of a training.
+
+    >>> state = TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0)
+    """
 
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
@@ -113,6 +102,11 @@ class TorchState(ObjectState):
         for name, value in given.items():
             if name in self._handlers or name not in plain:
                 object.__setattr__(self, name, value)
+
+    def commit(self) -> None:
+        for sampler in self._samplers():
+            sampler.share_indices()
+        super().commit()
 
     def save(self) -> None:
         for handler in self._handlers.values():
@@ -130,9 +124,11 @@ class TorchState(ObjectState):
         super().sync()
 
     def reset(self) -> None:
-        for handler in self._handlers.values():
-            if isinstance(handler.value, ElasticSampler):
-                handler.value.reset()
+        for sampler in self._samplers():
+            sampler.reset()
+
+    def _samplers(self) -> list[ElasticSampler]:
+        return [h.value for h in self._handlers.values() if isinstance(h.value, ElasticSampler)]
 
     def __setattr__(self, name: str, value: Any) -> None:
         handler = self.__dict__.get("_handlers", {}).get(name)
@@ -152,6 +148,7 @@ __all__ = [
     "ModelStateHandler",
     "OptimizerStateHandler",
     "SamplerStateHandler",
+    "StateDictHandler",
     "StateHandler",
     "TorchState",
     "get_handler_registry",

@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""How long a training stands still when a rank is killed: Corro beside torchrun, in one run.
+
+    python bench/elastic.py [--kills 20] [--ranks 4] [--only corro,spare,torchrun] [--out bench/results]
+
+The same small CNN on the same data, one thread a rank, on this host. After some steps one rank is killed by SIGKILL, in turn
+each of them; what counts is the time from the kill to the end of the next step, by the clock of the machine.
+
+| way | what happens |
+| --- | --- |
+| corro | `corro run --min-np`: the others go on without it; a new process takes its place later |
+| spare | the same with `--spares 1`: a process that is started and imported already takes its place |
+| torchrun | `torchrun --max-restarts`: all processes are ended and started again, and load the last checkpoint |
+
+The ranks are this same script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+LIMIT = 120.0
+# Steps of all ranks between two kills: enough that the last trouble is over.
+STEPS = 15
+
+
+# ---- the ranks ----
+
+
+def tell(log: Path, **facts) -> None:
+    with (log / f"{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps({"pid": os.getpid(), "time": time.monotonic(), **facts}) + "\n")
+
+
+def model_of(torch):
+    from torch import nn
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, 10)),
+    )
+    return net, torch.randn(16, 1, 8, 8), torch.randint(0, 10, (16,))
+
+
+def corro_rank(log: Path) -> None:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    import corro.torch as hvd
+
+    hvd.init()
+    net, x, y = model_of(torch)
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters()), net.named_parameters())
+    state = hvd.elastic.TorchState(net, optimizer, step=0)
+
+    @hvd.elastic.run
+    def train(state) -> None:
+        while True:
+            optimizer.zero_grad()
+            cross_entropy(net(x), y).backward()
+            optimizer.step()
+            state.step += 1
+            tell(log, rank=hvd.rank(), size=hvd.size(), step=state.step)
+            state.commit()
+
+    train(state)
+
+
+def torch_rank(log: Path) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.functional import cross_entropy
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net, x, y = model_of(torch)
+    optimizer = torch.optim.Adam(net.parameters())
+    kept, step = log / "checkpoint.pt", 0
+    if kept.exists():
+        saved = torch.load(kept)
+        net.load_state_dict(saved["net"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
+    distributed = torch.nn.parallel.DistributedDataParallel(net)
+    while True:
+        optimizer.zero_grad()
+        cross_entropy(distributed(x), y).backward()
+        optimizer.step()
+        step += 1
+        tell(log, rank=rank, size=size, step=step)
+        if rank == 0 and step % 5 == 0:
+            new = kept.with_suffix(".new")
+            torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, new)
+            new.rename(kept)
+
+
+# ---- who kills them ----
+
+
+class Watched:
+    """A job, and what its ranks have written down."""
+
+    def __init__(self, way: str, ranks: int, directory: Path) -> None:
+        self.way = way
+        self.log = directory
+        me = [str(Path(__file__).resolve())]
+        if way == "torchrun":
+            run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            command = [*run, "--max-restarts=1000", "--monitor-interval=0.1", *me, "--as", "torch"]
+        else:
+            run = [str(Path(sys.executable).with_name("corro")), "run", "-np", str(ranks), "--min-np", "1"]
+            spare = ["--spares", "1"] if way == "spare" else []
+            command = [*run, *spare, sys.executable, *me, "--as", "corro"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_LOG": str(directory)}
+        self.output = (directory / "output").open("wb")
+        self.job = subprocess.Popen(
+            command, env=env, stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        self._offsets: dict[Path, int] = {}
+        self.steps: list[dict] = []
+
+    def look(self) -> None:
+        for file in self.log.glob("*.jsonl"):
+            with file.open("rb") as opened:
+                opened.seek(self._offsets.get(file, 0))
+                data = opened.read()
+            whole = data.rfind(b"\n") + 1
+            self._offsets[file] = self._offsets.get(file, 0) + whole
+            self.steps += [json.loads(line) for line in data[:whole].splitlines()]
+
+    def wait(self, what: str, found):
+        until = time.monotonic() + LIMIT
+        while True:
+            self.look()
+            hits = [s for s in self.steps if found(s)]
+            if hits:
+                return min(hits, key=lambda s: s["time"])
+            if self.job.poll() is not None or time.monotonic() > until:
+                tail = (self.log / "output").read_text(errors="replace")[-3000:]
+                raise SystemExit(f"{self.way}: no {what} (status {self.job.poll()}):\n{tail}")
+            time.sleep(0.01)
+
+    def kill(self, rank: int, ranks: int) -> tuple[float, float]:
+        """Seconds from the kill of a rank to the next step, and to the next step of all."""
+        settled = time.monotonic()
+        first = self.wait("step of all", lambda s: s["time"] > settled and s["size"] == ranks)
+        last = self.wait("steps", lambda s: s["step"] >= first["step"] + STEPS and s["size"] == ranks and s["rank"] == rank)
+        killed = time.monotonic()
+        os.kill(last["pid"], signal.SIGKILL)
+        # What others finish without knowing of it does not count: the step of a new epoch is one of other members.
+        pids = {s["pid"] for s in self.steps if s["time"] > settled and s["size"] == ranks}
+        if self.way == "corro":
+            next_step = self.wait("step after the kill", lambda s: s["time"] > killed and s["size"] < ranks)
+        else:
+            next_step = self.wait("step after the kill", lambda s: s["time"] > killed and (s["size"] < ranks or s["pid"] not in pids))
+        full = self.wait("step of all after the kill", lambda s: s["time"] > killed and s["size"] == ranks and s["pid"] not in pids)
+        return next_step["time"] - killed, full["time"] - killed
+
+    def end(self) -> None:
+        self.job.send_signal(signal.SIGTERM)
+        try:
+            self.job.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.job.pid, signal.SIGKILL)
+            self.job.wait()
+        self.output.close()
+        for pid in {s["pid"] for s in self.steps}:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--only", default="corro,spare,torchrun")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--as", dest="rank_of", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_of:
+        log = Path(os.environ["BENCH_LOG"])
+        return corro_rank(log) if options.rank_of == "corro" else torch_rank(log)
+
+    print(f"kill -9 of one of {options.ranks} ranks, {options.kills} times; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"{'way':10} {'next step':>10} {'worst':>8}   {'at full size':>12} {'worst':>8}   (seconds, median)")
+    results = {}
+    for way in options.only.split(","):
+        with tempfile.TemporaryDirectory() as directory:
+            watched = Watched(way, options.ranks, Path(directory))
+            try:
+                # torchrun's restarts are slow; a few tell as much.
+                kills = options.kills if way != "torchrun" else max(options.kills // 4, 1)
+                times = [watched.kill(i % options.ranks, options.ranks) for i in range(kills)]
+            finally:
+                watched.end()
+        steps, full = zip(*times)
+        results[way] = {"next_step": steps, "full_size": full}
+        print(
+            f"{way:10} {statistics.median(steps):10.2f} {max(steps):8.2f}   {statistics.median(full):12.2f} {max(full):8.2f}",
+            flush=True,
+        )
+    bars = []
+    if "corro" in results:
+        bars.append(("next step after a kill, without spares", statistics.median(results["corro"]["next_step"]), 1.5))
+    if "spare" in results:
+        bars.append(("at full size, with a spare", statistics.median(results["spare"]["full_size"]), 2.0))
+    for what, got, need in bars:
+        print(f"{'met' if got < need else 'MISSED'}: {what}: {got:.2f} s (bar: {need} s)")
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "elastic.json").write_text(json.dumps({"ranks": options.ranks, "seconds": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

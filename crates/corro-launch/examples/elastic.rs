@@ -1,0 +1,142 @@
+//! An elastic job in plain Rust, without a framework: what the Python fronts do, in one page. The tests of the launcher run
+//! it as workers.
+//!
+//! `corro run -np 4 --min-np 2 target/debug/examples/elastic STEPS [PAUSE_MS]`: each step adds one number per rank, checks the sum, and
+//! commits. Every worker prints its place when it gets one, and each tenth step.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use corro_core::{DType, Error, ReduceOp, Result, Shape};
+use corro_engine::{Engine, Options, Submission};
+use corro_membership::{Client, Coming, Joined, Seat};
+use corro_transport::Settings;
+
+/// What must not be lost.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    step: u64,
+    /// Grows by the step's number in each step: tells a repeated or a left out one.
+    sum: u64,
+}
+
+/// How one epoch ended for us.
+enum Ended {
+    Finished,
+    HostsChanged,
+    Failed(Error),
+}
+
+fn main() -> ExitCode {
+    let words: Vec<u64> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
+    let (steps, pause) = (words.first().copied().unwrap_or(100), words.get(1).copied().unwrap_or(10));
+    match work(steps, Duration::from_millis(pause)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("elastic: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn work(steps: u64, pause: Duration) -> Result<ExitCode> {
+    let alone = || Error::Usage("this is no elastic job: start it with `corro run -np 4 --min-np 2`".into());
+    let client = Client::from_env()?.ok_or_else(alone)?;
+    let mut committed = State::default();
+    let mut cause = None;
+    loop {
+        let seat = match client.join(Coming { progress: committed.step, cause: cause.as_ref() })? {
+            Joined::Seat(seat) => seat,
+            Joined::Removed(why) => {
+                println!("removed: {why}");
+                return Ok(ExitCode::SUCCESS);
+            }
+            Joined::Ended { success, why } => {
+                println!("ended: {why}");
+                return Ok(if success { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            }
+        };
+        match epoch(&client, &seat, &mut committed, steps, pause) {
+            Ended::Finished => {
+                println!(
+                    "finished at step {} sum {} as rank {} of {}",
+                    committed.step, committed.sum, seat.rank, seat.size
+                );
+                client.leave();
+                return Ok(ExitCode::SUCCESS);
+            }
+            Ended::HostsChanged => cause = None,
+            Ended::Failed(error @ Error::Usage(_)) => return Err(error),
+            Ended::Failed(error) => cause = Some(error),
+        }
+    }
+}
+
+fn epoch(client: &Client, seat: &Seat, committed: &mut State, steps: u64, pause: Duration) -> Ended {
+    let engine = match client.fabric(seat, settings()).and_then(|fabric| Engine::start(fabric, Options::from_env()?)) {
+        Ok(engine) => engine,
+        Err(error) => return Ended::Failed(error),
+    };
+    println!(
+        "pid {} is rank {} of {} in epoch {}, local {}/{} after step {}",
+        std::process::id(),
+        seat.rank,
+        seat.size,
+        seat.epoch,
+        seat.local_rank,
+        seat.local_size,
+        committed.step
+    );
+    let ended = train(client, seat, &engine, committed, steps, pause);
+    engine.shutdown();
+    ended.unwrap_or_else(Ended::Failed)
+}
+
+fn train(
+    client: &Client,
+    seat: &Seat,
+    engine: &Engine,
+    committed: &mut State,
+    steps: u64,
+    pause: Duration,
+) -> Result<Ended> {
+    // The state of rank 0 is the furthest: everybody takes it.
+    let mine = if seat.rank == 0 { [committed.step, committed.sum] } else { [0, 0] };
+    let [step, sum] = reduce(engine, "state", ReduceOp::Sum, mine)?;
+    *committed = State { step, sum };
+    while committed.step < steps {
+        let size = engine.size() as u64;
+        let pending = u64::from(client.changes().number > seat.changes);
+        let [count, numbers] = reduce(engine, "step", ReduceOp::Sum, [1, committed.step])?;
+        if count != size || numbers != size * committed.step {
+            return Err(Error::Usage(format!("step {}: {count} ranks of {size}, {numbers}", committed.step)));
+        }
+        std::thread::sleep(pause);
+        *committed = State { step: committed.step + 1, sum: committed.sum + committed.step };
+        if committed.step % 10 == 0 {
+            println!("step {} rank {} of {} epoch {}", committed.step, seat.rank, size, seat.epoch);
+        }
+        // Everybody must see the change at the same step.
+        let [pending, _] = reduce(engine, "changes", ReduceOp::Max, [pending, 0])?;
+        if pending > 0 {
+            return Ok(Ended::HostsChanged);
+        }
+    }
+    Ok(Ended::Finished)
+}
+
+fn reduce(engine: &Engine, name: &str, op: ReduceOp, numbers: [u64; 2]) -> Result<[u64; 2]> {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+    let submission = Submission::allreduce(name, op, DType::I64, Shape(vec![2]), bytes.into());
+    let outcome = engine.submit(submission)?.wait()?;
+    let bytes = outcome.output.map(|buffer| buffer.into_vec()).unwrap_or_default();
+    let number = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+    match (number(0), number(8)) {
+        (Some(a), Some(b)) => Ok([a, b]),
+        _ => Err(Error::Bug("an allreduce without a result".into())),
+    }
+}
+
+fn settings() -> Settings {
+    Settings { area: 1 << 20, ..Settings::from_env().unwrap_or_default() }
+}

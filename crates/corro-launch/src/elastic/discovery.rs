@@ -1,0 +1,193 @@
+//! Which hosts are there: a list that stays, or a script that is asked again and again.
+//!
+//! Owns the thread that asks. A script that fails or hangs costs nothing but its answer: the last list holds. Only if it
+//! never gave one is that the end.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use corro_core::{Error, Result};
+
+use super::Hosts;
+use crate::hosts::{self, Host};
+use crate::leash::Event;
+use crate::remote;
+
+/// How long a script may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often it is looked whether it has ended.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Asks until dropped.
+pub(super) struct Discovery {
+    stop: Arc<AtomicBool>,
+}
+
+impl Discovery {
+    pub(super) fn start(hosts: Hosts, events: Sender<Event>) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seeker = Seeker { events, stop: Arc::clone(&stop), local: BTreeMap::new() };
+        std::thread::Builder::new()
+            .name("corro-discovery".into())
+            .spawn(move || seeker.run(hosts))
+            .map_err(|e| Error::io("starting a thread", e))?;
+        Ok(Self { stop })
+    }
+}
+
+impl Drop for Discovery {
+    fn drop(&mut self) {
+        // It ends by itself, and its script with it; nobody waits for that.
+        self.stop.store(true, Ordering::Release);
+    }
+}
+
+struct Seeker {
+    events: Sender<Event>,
+    stop: Arc<AtomicBool>,
+    /// Whether a host is this one: names are looked up here, where that may take its time.
+    local: BTreeMap<String, bool>,
+}
+
+impl Seeker {
+    fn run(mut self, hosts: Hosts) {
+        let (command, slots_per_host, every) = match hosts {
+            Hosts::Fixed(list) => return self.tell(list),
+            Hosts::Script { command, slots_per_host, every } => (command, slots_per_host, every),
+        };
+        let mut last: Option<Vec<Host>> = None;
+        let mut complained = String::new();
+        while !self.stop.load(Ordering::Acquire) {
+            let asked = Instant::now();
+            match self.ask(&command).and_then(|text| hosts::parse_found(&text, slots_per_host)) {
+                Ok(found) => {
+                    complained.clear();
+                    if last.as_ref() != Some(&found) {
+                        last = Some(found.clone());
+                        self.tell(found);
+                    }
+                }
+                Err(error) => {
+                    let text = format!("the host discovery script {}: {error}", command.display());
+                    if last.is_none() {
+                        let _ = self.events.send(Event::NoHosts(text));
+                        return;
+                    }
+                    // Once, not every second.
+                    if complained != text {
+                        let _ = self.events.send(Event::Complaint(format!("{text}; the last list of hosts holds")));
+                        complained = text;
+                    }
+                }
+            }
+            while asked.elapsed() < every && !self.stop.load(Ordering::Acquire) {
+                std::thread::sleep(LOOK.min(every));
+            }
+        }
+    }
+
+    fn tell(&mut self, list: Vec<Host>) {
+        let is_local = |local: &mut BTreeMap<String, bool>, host: &Host| {
+            // A host with a user is reached by ssh in any case, and has a name of its own here.
+            *local.entry(super::driver::key(host)).or_insert_with(|| remote::is_local(host).unwrap_or(false))
+        };
+        let told = list.into_iter().map(|host| (is_local(&mut self.local, &host), host)).map(|(l, h)| (h, l)).collect();
+        let _ = self.events.send(Event::Hosts(told));
+    }
+
+    /// What the script prints. Its errors go where ours go.
+    fn ask(&self, script: &Path) -> Result<String> {
+        let failed = |e: std::io::Error| Error::io("running it", e);
+        let mut child = Command::new("/bin/sh")
+            .arg("-c")
+            .arg(script)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            // A group of its own, so that all of it can be ended, and Ctrl-C is ours alone.
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        let mut stdout = child.stdout.take().ok_or_else(|| Error::Bug("a script without a pipe".into()))?;
+        let reader = std::thread::spawn(move || {
+            let mut text = String::new();
+            // More than any list of hosts is not one.
+            let outcome = stdout.by_ref().take(16 << 20).read_to_string(&mut text);
+            outcome.map(|_| text)
+        });
+        let until = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                break status;
+            }
+            if Instant::now() >= until || self.stop.load(Ordering::Acquire) {
+                end(&mut child);
+                return Err(Error::io("running it", format!("it has not ended within {PATIENCE:?}, so it was killed")));
+            }
+            std::thread::sleep(LOOK);
+        };
+        if !status.success() {
+            return Err(Error::io("running it", status));
+        }
+        while !reader.is_finished() {
+            if Instant::now() >= until || self.stop.load(Ordering::Acquire) {
+                return Err(Error::io("running it", "something it has started keeps its standard output open"));
+            }
+            std::thread::sleep(LOOK);
+        }
+        let text = reader.join().map_err(|_| Error::Bug("reading from a script panicked".into()))?;
+        text.map_err(|e| Error::io("reading what it printed", e))
+    }
+}
+
+fn end(child: &mut Child) {
+    if let Some(group) = rustix::process::Pid::from_raw(child.id() as i32) {
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn script(text: &str) -> Hosts {
+        let every = Duration::from_millis(20);
+        Hosts::Script { command: text.into(), slots_per_host: Some(2), every }
+    }
+
+    #[test]
+    fn changes_are_told_once_and_failures_are_borne() {
+        let path = std::env::temp_dir().join(format!("corro-discovery-{}", std::process::id()));
+        std::fs::write(&path, "localhost\n").unwrap();
+        let (sender, events) = channel();
+        let _asking = Discovery::start(script(&format!("cat {}", path.display())), sender).unwrap();
+        let hosts = |slots| vec![(Host { user: None, name: "localhost".into(), slots }, true)];
+        assert!(matches!(events.recv_timeout(SOON).unwrap(), Event::Hosts(h) if h == hosts(2)));
+        std::fs::remove_file(&path).unwrap();
+        assert!(
+            matches!(events.recv_timeout(SOON).unwrap(), Event::Complaint(t) if t.contains("the last list of hosts holds"))
+        );
+        std::fs::write(&path, "localhost:3\n").unwrap();
+        assert!(matches!(events.recv_timeout(SOON).unwrap(), Event::Hosts(h) if h == hosts(3)));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn one_that_never_works_is_the_end() {
+        let (sender, events) = channel();
+        let _asking = Discovery::start(script("exit 3"), sender).unwrap();
+        assert!(matches!(events.recv_timeout(SOON).unwrap(), Event::NoHosts(t) if t.contains("exit 3")));
+    }
+}

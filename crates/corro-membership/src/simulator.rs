@@ -1,0 +1,962 @@
+//! Elastic jobs in a world that goes wrong, by seed: the machine and its members are the real ones; processes, hosts, the
+//! network and the training are simulated, and so is time.
+//!
+//! A run picks hosts, sizes and a row of faults (processes killed one by one or together, stopped and woken, links broken,
+//! hosts cut off or gone, the script's list changing, the driver lost where a scheduler would restart it), trains to a given
+//! number of steps, and checks after every event:
+//!
+//! 1. no two processes have the same rank in the same epoch, and nobody's epoch goes back;
+//! 2. one epoch at a time: once a step was made in an epoch, none is made in an older one;
+//! 3. an epoch has no fewer members than the least and no more than the most, and no host more than its slots;
+//! 4. no commit is lost: a new epoch begins with the furthest state that any process has that could be heard;
+//! 5. progress: once nothing goes wrong any more, the job is finished in bounded time, or has ended for a reason that holds;
+//! 6. a process that was given up gets no seat any more.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+use serde_bytes::ByteBuf;
+
+use crate::fleet::Host;
+use crate::machine::{Exit, Input, LinkId, Machine, Output, Rules, Verdict};
+use crate::member::{Joined, Member};
+use crate::message::{Cause, Seat, ToDriver, ToWorker, WorkerId};
+
+const MS: u64 = 1000;
+const S: u64 = 1000 * MS;
+/// The engine's timeout: a rank that makes others wait for so long is blamed.
+const TIMEOUT: u64 = 8 * S;
+/// Faults happen until this.
+const TROUBLE: u64 = 40 * S;
+/// By then every job has ended, or hangs.
+const LIMIT: u64 = 3000 * S;
+
+/// How a run went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Whether the work was finished.
+    pub finished: bool,
+    /// How many epochs there were.
+    pub epochs: u64,
+    /// How many processes were lost.
+    pub losses: u64,
+    /// Why it ended.
+    pub why: String,
+    /// What happened, if that was asked for.
+    pub log: Vec<String>,
+}
+
+/// Lives through the job of `seed`. The error says which promise was broken.
+pub fn run(seed: u64, log: bool) -> Result<Report, String> {
+    let mut world = World::new(seed, log);
+    let outcome = world.run();
+    let log = std::mem::take(&mut world.log);
+    match outcome {
+        Ok(()) => Ok(Report { log, ..world.report }),
+        Err(broken) => {
+            let tail = log.len().saturating_sub(60);
+            let history = log[tail..].join("\n");
+            Err(format!("seed {seed}: {broken}{}{history}", if history.is_empty() { "" } else { "\n" }))
+        }
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
+
+    fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Tick,
+    /// A process has come up and joins.
+    Up(WorkerId),
+    Beat(WorkerId),
+    /// Time to see whether messages have come, on this link.
+    ToDriver(LinkId),
+    ToWorker(LinkId),
+    /// The driver's end of a link breaks.
+    DriverLoses(LinkId),
+    /// A process's end of its link breaks, and it makes another.
+    WorkerLoses(LinkId),
+    Connect(WorkerId),
+    /// A process has done its part of a step, and waits for the others.
+    Arrive(WorkerId, u64),
+    /// A step is made.
+    Made(WorkerId, u64, u64),
+    /// A process notices that its epoch is broken.
+    Fail(WorkerId, u64, Option<usize>),
+    /// It has waited for the timeout in this step of this epoch.
+    Stuck(WorkerId, u64, u64),
+    /// It has waited for the others to tell how to reach them.
+    MeetsNobody(WorkerId, u64),
+    Ask(WorkerId),
+    Exited(WorkerId, i32),
+    HostLost(String),
+    Wake(WorkerId),
+    Heal(String),
+    Restart(String, bool),
+    Fault,
+    Hosts,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    Booting,
+    /// Has given up its epoch, and will ask for a seat.
+    Cleaning,
+    Asking,
+    /// Has told how it can be reached.
+    Meeting,
+    /// Works at this step.
+    Working,
+    /// Waits for the others.
+    AtStep,
+    Finished,
+    Dead,
+}
+
+struct Process {
+    member: Member,
+    host: String,
+    phase: Phase,
+    progress: u64,
+    link: Option<LinkId>,
+    paused: bool,
+    /// What was to happen while it was stopped.
+    missed: Vec<Event>,
+    epoch: u64,
+    cause: Option<Cause>,
+    given_up: bool,
+    /// Holds the driver, where there is no launcher.
+    holds_driver: bool,
+}
+
+struct Link {
+    worker: WorkerId,
+    up: Vec<ToDriver>,
+    down: Vec<ToWorker>,
+    open: bool,
+}
+
+/// The members of one epoch as they train.
+#[derive(Default)]
+struct Course {
+    size: usize,
+    ranks: BTreeMap<usize, WorkerId>,
+    arrived: BTreeSet<WorkerId>,
+    step: Option<u64>,
+    pending: bool,
+    broken: bool,
+}
+
+struct World {
+    random: Random,
+    now: u64,
+    queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    order: u64,
+    rules: Rules,
+    machine: Option<Machine>,
+    machine_begin: u64,
+    hosts: Vec<Host>,
+    down: BTreeSet<String>,
+    cut_off: BTreeSet<String>,
+    processes: BTreeMap<WorkerId, Process>,
+    links: BTreeMap<LinkId, Link>,
+    next_link: LinkId,
+    next_worker: WorkerId,
+    courses: BTreeMap<u64, Course>,
+    /// The newest epoch in which a step was made.
+    newest: u64,
+    steps: u64,
+    faults: u64,
+    driver_down: bool,
+    verdict: Option<Verdict>,
+    report: Report,
+    log: Vec<String>,
+    logs: bool,
+}
+
+impl World {
+    fn new(seed: u64, logs: bool) -> Self {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        for _ in 0..4 {
+            random.next();
+        }
+        let supply = !random.one_in(4);
+        let count = random.between(1, 3);
+        let hosts: Vec<Host> =
+            (0..count).map(|at| Host { name: format!("h{at}"), slots: random.between(1, 3) as usize }).collect();
+        let slots: usize = hosts.iter().map(|h| h.slots).sum();
+        let start = random.between(1, slots as u64) as usize;
+        let min = random.between(1, start as u64) as usize;
+        let max = if random.one_in(2) { usize::MAX } else { start + random.below(3) as usize };
+        let cooldown = random.one_in(2).then_some((Duration::from_secs(2), Duration::from_secs(20)));
+        let rules = Rules {
+            start,
+            min,
+            max: if supply { max } else { start },
+            spares: if supply && random.one_in(3) { random.between(1, 2) as usize } else { 0 },
+            supply,
+            hosts_change: supply && random.one_in(2),
+            patience: Duration::from_secs(60),
+            silence: Duration::from_secs(10),
+            return_time: Duration::from_secs(20),
+            suspect_time: Duration::from_secs(5),
+            gather: Duration::from_secs(2),
+            reset_limit: (supply && random.one_in(10)).then(|| random.below(6)),
+            cooldown: cooldown.filter(|_| supply),
+            first_epoch: 1,
+            seed,
+        };
+        let faults = random.below(9);
+        let mut world = Self {
+            random,
+            now: 0,
+            queue: BinaryHeap::new(),
+            order: 0,
+            machine: Some(Machine::new(rules.clone(), Duration::ZERO)),
+            machine_begin: 0,
+            rules,
+            hosts,
+            down: BTreeSet::new(),
+            cut_off: BTreeSet::new(),
+            processes: BTreeMap::new(),
+            links: BTreeMap::new(),
+            next_link: 0,
+            next_worker: 1 << 32,
+            courses: BTreeMap::new(),
+            newest: 0,
+            steps: 0,
+            faults,
+            driver_down: false,
+            verdict: None,
+            report: Report::default(),
+            log: Vec::new(),
+            logs,
+        };
+        world.steps = world.random.between(20, 400);
+        for _ in 0..faults {
+            let at = world.random.between(S / 10, TROUBLE);
+            world.at(at, Event::Fault);
+        }
+        world.at(0, Event::Tick);
+        if world.rules.supply {
+            world.at(1, Event::Hosts);
+            if world.rules.hosts_change {
+                for _ in 0..world.random.below(6) {
+                    let at = world.random.between(S, TROUBLE);
+                    world.at(at, Event::Hosts);
+                }
+            }
+        } else {
+            for at in 0..start {
+                let host = world.hosts[at % world.hosts.len()].name.clone();
+                world.spawn(world.next_worker, host, at == 0);
+            }
+        }
+        let setting = format!("{:?} on {:?}, {} faults, {} steps", world.rules, world.hosts, faults, world.steps);
+        world.note(|| setting);
+        world
+    }
+
+    fn note(&mut self, text: impl FnOnce() -> String) {
+        if self.logs {
+            self.log.push(format!("{:>9.3} s  {}", self.now as f64 / S as f64, text()));
+        }
+    }
+
+    fn at(&mut self, time: u64, event: Event) {
+        self.order += 1;
+        self.queue.push(Reverse((time, self.order, event)));
+    }
+
+    fn soon(&mut self, low: u64, high: u64, event: Event) {
+        let delay = self.random.between(low, high);
+        self.at(self.now + delay, event);
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        while let Some(Reverse((time, _, event))) = self.queue.pop() {
+            self.now = time;
+            if self.now > LIMIT {
+                return Err(format!("the job hangs: {}", self.situation()));
+            }
+            self.happen(event)?;
+            if self.is_over() {
+                return self.check_the_end();
+            }
+        }
+        Err("nothing is left to happen".into())
+    }
+
+    fn is_over(&self) -> bool {
+        let working = self.processes.values().any(|p| !matches!(p.phase, Phase::Dead | Phase::Finished));
+        if self.rules.supply { self.verdict.is_some() } else { !working && !self.pending_restart() }
+    }
+
+    fn pending_restart(&self) -> bool {
+        self.queue.iter().any(|Reverse((_, _, event))| matches!(event, Event::Restart(..)))
+    }
+
+    fn check_the_end(&mut self) -> Result<(), String> {
+        let finished = self.processes.values().filter(|p| p.phase == Phase::Finished).count();
+        self.report.finished = finished > 0;
+        if let Some(verdict) = self.verdict.take() {
+            if verdict.success && finished == 0 {
+                return Err(format!("success without anybody who has finished: {}", verdict.why));
+            }
+            self.report.why = verdict.why;
+        }
+        if finished == 0 && self.faults == 0 && !self.rules.hosts_change {
+            return Err(format!("nothing went wrong, and yet the job failed: {}", self.report.why));
+        }
+        let state_is_lost = self.report.losses > 0 && self.report.why.starts_with("every process that held the state");
+        if !self.rules.supply && finished == 0 && !state_is_lost {
+            return Err("a scheduler restarts everybody, and yet nobody has finished".into());
+        }
+        Ok(())
+    }
+
+    fn situation(&self) -> String {
+        let one = |(id, p): (&WorkerId, &Process)| {
+            format!(
+                "{id}@{} {:?} epoch {} at {}{}",
+                p.host,
+                p.phase,
+                p.epoch,
+                p.progress,
+                if p.paused { " stopped" } else { "" }
+            )
+        };
+        let all: Vec<String> = self.processes.iter().filter(|(_, p)| p.phase != Phase::Dead).map(one).collect();
+        format!("{:?}; {}", self.machine.as_ref().map(Machine::members), all.join(", "))
+    }
+
+    // Processes.
+
+    fn spawn(&mut self, id: WorkerId, host: String, holds_driver: bool) {
+        self.next_worker = self.next_worker.max(id + 1);
+        let process = Process {
+            member: Member::new(id, host.clone()),
+            host,
+            phase: Phase::Booting,
+            progress: 0,
+            link: None,
+            paused: false,
+            missed: Vec::new(),
+            epoch: 0,
+            cause: None,
+            given_up: false,
+            holds_driver,
+        };
+        self.processes.insert(id, process);
+        self.soon(50 * MS, 3 * S, Event::Up(id));
+    }
+
+    fn alive(&self, id: WorkerId) -> bool {
+        self.processes.get(&id).is_some_and(|p| !matches!(p.phase, Phase::Dead | Phase::Finished))
+    }
+
+    /// Whether the driver and a host can hear each other.
+    fn reachable(&self, host: &str) -> bool {
+        !self.cut_off.contains(host) && !self.driver_down && !self.driver_is_stopped()
+    }
+
+    fn driver_is_stopped(&self) -> bool {
+        !self.rules.supply && self.processes.values().any(|p| p.holds_driver && p.paused)
+    }
+
+    fn kill(&mut self, id: WorkerId, code: i32) {
+        if !self.alive(id) {
+            return;
+        }
+        self.note(|| format!("{id} dies ({code})"));
+        self.report.losses += u64::from(code != 0);
+        let process = self.processes.get_mut(&id).expect("it lives");
+        process.phase = if code == 0 { Phase::Finished } else { Phase::Dead };
+        process.paused = false;
+        let (link, host, holds_driver) = (process.link.take(), process.host.clone(), process.holds_driver);
+        self.leave_epoch(id);
+        if let Some(link) = link {
+            self.soon(0, 20 * MS, Event::DriverLoses(link));
+        }
+        if self.rules.supply {
+            if !self.down.contains(&host) {
+                self.soon(MS, 30 * MS, Event::Exited(id, code));
+            }
+        } else if code != 0 {
+            self.soon(S, 5 * S, Event::Restart(host, holds_driver));
+        }
+        if holds_driver && code != 0 {
+            self.driver_dies();
+        }
+    }
+
+    fn driver_dies(&mut self) {
+        self.note(|| "the driver is gone".into());
+        self.driver_down = true;
+        self.machine = None;
+        let open: Vec<LinkId> = self.links.iter().filter(|(_, l)| l.open).map(|(id, _)| *id).collect();
+        for link in open {
+            self.links.get_mut(&link).expect("it is there").open = false;
+            self.soon(0, 50 * MS, Event::WorkerLoses(link));
+        }
+    }
+
+    /// Its peers notice when a process gives its epoch up.
+    fn leave_epoch(&mut self, id: WorkerId) {
+        let epoch = self.processes[&id].epoch;
+        let Some(course) = self.courses.get_mut(&epoch) else { return };
+        let Some(rank) = course.ranks.iter().find(|(_, w)| **w == id).map(|(rank, _)| *rank) else { return };
+        course.broken = true;
+        let peers: Vec<WorkerId> = course.ranks.values().copied().filter(|w| *w != id).collect();
+        for peer in peers {
+            self.soon(MS, 40 * MS, Event::Fail(peer, epoch, Some(rank)));
+        }
+    }
+
+    fn ask(&mut self, id: WorkerId) {
+        let process = self.processes.get_mut(&id).expect("it is there");
+        process.phase = Phase::Asking;
+        let cause = process.cause.take();
+        let hello = process.member.ask(process.progress, cause);
+        if process.member.dismissed().is_some() {
+            return self.kill_quietly(id);
+        }
+        self.say(id, hello);
+    }
+
+    fn say(&mut self, id: WorkerId, message: ToDriver) {
+        let Some(link) = self.processes[&id].link else { return };
+        let Some(wire) = self.links.get_mut(&link).filter(|l| l.open) else { return };
+        wire.up.push(message);
+        self.soon(MS / 10, 10 * MS, Event::ToDriver(link));
+    }
+
+    fn hear(&mut self, id: WorkerId, message: ToWorker) -> Result<(), String> {
+        let process = self.processes.get_mut(&id).expect("it is there");
+        let before = process.member.seat().map_or(0, |s| s.epoch);
+        process.member.hear(message);
+        match process.phase {
+            Phase::Asking => match process.member.answer() {
+                None => {}
+                Some(Joined::Seat(seat)) => {
+                    if seat.epoch <= before {
+                        return Err(format!("{id} goes back from epoch {before} to {}", seat.epoch));
+                    }
+                    process.phase = Phase::Meeting;
+                    process.epoch = seat.epoch;
+                    self.sit(id, &seat)?;
+                    let card = ToDriver::Card { epoch: seat.epoch, card: ByteBuf::from(vec![seat.rank as u8]) };
+                    self.say(id, card);
+                    self.at(self.now + TIMEOUT, Event::MeetsNobody(id, seat.epoch));
+                }
+                Some(Joined::Removed(_)) => self.kill_quietly(id),
+                Some(Joined::Ended { .. }) => self.kill_quietly(id),
+            },
+            Phase::Meeting if process.member.dismissed().is_some() => self.kill_quietly(id),
+            Phase::Meeting if process.member.over().is_some() => self.fail(id, None),
+            Phase::Meeting => {
+                if let Some(cards) = process.member.cards() {
+                    if !cards.iter().enumerate().all(|(rank, card)| card.as_slice() == [rank as u8]) {
+                        return Err(format!("{id} got wrong cards"));
+                    }
+                    process.phase = Phase::Working;
+                    let epoch = process.epoch;
+                    self.soon(MS, 20 * MS, Event::Arrive(id, epoch));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Ends as a process that is not needed does: with success, and nobody misses it.
+    fn kill_quietly(&mut self, id: WorkerId) {
+        self.note(|| format!("{id} goes"));
+        let process = self.processes.get_mut(&id).expect("it is there");
+        process.phase = Phase::Dead;
+        let link = process.link.take();
+        self.leave_epoch(id);
+        if let Some(link) = link {
+            self.soon(0, 20 * MS, Event::DriverLoses(link));
+        }
+        if self.rules.supply {
+            self.soon(MS, 30 * MS, Event::Exited(id, 0));
+        }
+    }
+
+    fn sit(&mut self, id: WorkerId, seat: &Seat) -> Result<(), String> {
+        self.note(|| format!("{id} is rank {} of {} in epoch {}", seat.rank, seat.size, seat.epoch));
+        let course = self.courses.entry(seat.epoch).or_default();
+        course.size = seat.size;
+        if let Some(other) = course.ranks.insert(seat.rank, id)
+            && other != id
+        {
+            return Err(format!("{other} and {id} are both rank {} of epoch {}", seat.rank, seat.epoch));
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, id: WorkerId, culprit: Option<usize>) {
+        let process = self.processes.get_mut(&id).expect("it is there");
+        process.cause = Some(Cause { culprit, text: "lost a peer".into() });
+        process.phase = Phase::Cleaning;
+        self.leave_epoch(id);
+        self.soon(MS, 30 * MS, Event::Ask(id));
+    }
+
+    fn arrive(&mut self, id: WorkerId, epoch: u64) -> Result<(), String> {
+        let process = self.processes.get_mut(&id).expect("it is there");
+        if process.epoch != epoch || process.phase != Phase::Working {
+            return Ok(());
+        }
+        process.phase = Phase::AtStep;
+        let seat_changes = process.member.seat().map_or(0, |s| s.changes);
+        let pending = process.member.change().number > seat_changes;
+        let course = self.courses.entry(epoch).or_default();
+        course.pending |= pending;
+        course.arrived.insert(id);
+        let step = course.step.unwrap_or(u64::MAX);
+        let all = course.arrived.len() == course.size && !course.broken;
+        if !all {
+            self.at(self.now + TIMEOUT, Event::Stuck(id, epoch, step));
+            return Ok(());
+        }
+        // Made: everybody has everything, and learns of it a little later.
+        if epoch < self.newest {
+            return Err(format!("a step was made in epoch {epoch} after one in epoch {}", self.newest));
+        }
+        self.newest = epoch;
+        let members: Vec<WorkerId> = course.arrived.iter().copied().collect();
+        course.arrived.clear();
+        let made = match course.step {
+            // The first is the state of rank 0, for everybody.
+            None => self.processes[&course.ranks[&0]].progress,
+            Some(step) => step + 1,
+        };
+        course.step = Some(made);
+        for member in members {
+            self.soon(0, 5 * MS, Event::Made(member, epoch, made));
+        }
+        Ok(())
+    }
+
+    fn made(&mut self, id: WorkerId, epoch: u64, step: u64) {
+        let process = self.processes.get_mut(&id).expect("it is there");
+        if process.epoch != epoch || process.phase != Phase::AtStep {
+            return;
+        }
+        process.progress = step;
+        if process.member.over().is_some() {
+            return self.fail(id, None);
+        }
+        let course = self.courses.get_mut(&epoch).expect("a step was made in it");
+        if step >= self.steps {
+            self.say(id, ToDriver::Leave);
+            return self.kill(id, 0);
+        }
+        if course.pending {
+            process.phase = Phase::Cleaning;
+            course.broken = true;
+            return self.soon(MS, 10 * MS, Event::Ask(id));
+        }
+        process.phase = Phase::Working;
+        self.soon(20 * MS, 150 * MS, Event::Arrive(id, epoch));
+    }
+
+    // Events.
+
+    fn happen(&mut self, event: Event) -> Result<(), String> {
+        // A stopped process does nothing, but what it missed happens when it wakes.
+        let of = match &event {
+            Event::Up(id) | Event::Beat(id) | Event::Connect(id) | Event::Arrive(id, _) | Event::Made(id, ..) => {
+                Some(*id)
+            }
+            Event::Fail(id, ..) | Event::Stuck(id, ..) | Event::Ask(id) | Event::MeetsNobody(id, _) => Some(*id),
+            Event::ToWorker(link) | Event::WorkerLoses(link) => self.links.get(link).map(|l| l.worker),
+            _ => None,
+        };
+        if let Some(id) = of {
+            if !self.alive(id) {
+                return Ok(());
+            }
+            let process = self.processes.get_mut(&id).expect("it lives");
+            if process.paused {
+                process.missed.push(event);
+                return Ok(());
+            }
+        }
+        match event {
+            Event::Tick => {
+                self.at(self.now + 200 * MS, Event::Tick);
+                if self.driver_is_stopped() { Ok(()) } else { self.input(Input::Tick) }
+            }
+            Event::Up(id) => {
+                self.connect(id);
+                self.at(self.now + S, Event::Beat(id));
+                self.ask(id);
+                Ok(())
+            }
+            Event::Beat(id) => {
+                self.say(id, ToDriver::Beat);
+                self.at(self.now + S, Event::Beat(id));
+                Ok(())
+            }
+            Event::Connect(id) => {
+                if self.processes[&id].link.is_none() && self.processes[&id].phase != Phase::Booting {
+                    self.connect(id);
+                    match self.processes[&id].member.again() {
+                        Some(again) if self.processes[&id].link.is_some() => self.say(id, again),
+                        _ => {}
+                    }
+                }
+                Ok(())
+            }
+            Event::ToDriver(link) => {
+                let Some(wire) = self.links.get_mut(&link) else { return Ok(()) };
+                let host = self.processes[&wire.worker].host.clone();
+                if !self.reachable(&host) {
+                    return Ok(());
+                }
+                let messages = std::mem::take(&mut self.links.get_mut(&link).expect("it is there").up);
+                messages.into_iter().try_for_each(|message| self.input(Input::Said(link, message)))
+            }
+            Event::ToWorker(link) => {
+                let worker = self.links[&link].worker;
+                if self.processes[&worker].link != Some(link) || !self.reachable(&self.processes[&worker].host) {
+                    return Ok(());
+                }
+                let messages = std::mem::take(&mut self.links.get_mut(&link).expect("it is there").down);
+                for message in messages {
+                    if self.alive(worker) {
+                        self.hear(worker, message)?;
+                    }
+                }
+                Ok(())
+            }
+            Event::DriverLoses(link) => {
+                // What was said before the end is heard.
+                self.happen(Event::ToDriver(link))?;
+                let was_open = self.links.get_mut(&link).map(|l| std::mem::replace(&mut l.open, false));
+                if was_open == Some(true) { self.input(Input::Lost(link, "closed".into())) } else { Ok(()) }
+            }
+            Event::WorkerLoses(link) => {
+                let id = self.links[&link].worker;
+                let process = self.processes.get_mut(&id).expect("it lives");
+                if process.link == Some(link) {
+                    process.link = None;
+                    self.soon(10 * MS, 500 * MS, Event::Connect(id));
+                }
+                Ok(())
+            }
+            Event::Arrive(id, epoch) => self.arrive(id, epoch),
+            Event::Made(id, epoch, step) => {
+                self.made(id, epoch, step);
+                Ok(())
+            }
+            Event::Fail(id, epoch, culprit) => {
+                let process = &self.processes[&id];
+                let in_it = matches!(process.phase, Phase::Meeting | Phase::Working | Phase::AtStep);
+                if process.epoch == epoch && in_it {
+                    self.fail(id, culprit);
+                }
+                Ok(())
+            }
+            Event::Stuck(id, epoch, step) => {
+                let process = &self.processes[&id];
+                let course = &self.courses[&epoch];
+                if process.epoch == epoch && process.phase == Phase::AtStep && course.step.unwrap_or(u64::MAX) == step {
+                    let missing = (0..course.size)
+                        .find(|rank| course.ranks.get(rank).is_none_or(|w| !course.arrived.contains(w)));
+                    self.fail(id, missing);
+                }
+                Ok(())
+            }
+            Event::MeetsNobody(id, epoch) => {
+                if self.processes[&id].epoch == epoch && self.processes[&id].phase == Phase::Meeting {
+                    self.fail(id, None);
+                }
+                Ok(())
+            }
+            Event::Ask(id) => {
+                if self.processes[&id].phase == Phase::Cleaning {
+                    self.ask(id);
+                }
+                Ok(())
+            }
+            Event::Exited(id, code) => {
+                let host = self.processes[&id].host.clone();
+                if !self.reachable(&host) {
+                    self.at(self.now + S, Event::Exited(id, code));
+                    return Ok(());
+                }
+                let exit = Exit { code, by_signal: code == 137, words: format!("ended with {code}") };
+                self.input(Input::Exited(id, exit))
+            }
+            Event::HostLost(host) => {
+                if !self.cut_off.contains(&host) && !self.down.contains(&host) {
+                    return Ok(());
+                }
+                // The agent there ends what it has started, for it has lost the driver as well.
+                let there = self.of_host(&host);
+                self.input(Input::HostLost(host.clone(), "silent".into()))?;
+                for id in there {
+                    self.processes.get_mut(&id).expect("it is there").given_up = true;
+                    self.kill(id, 137);
+                }
+                Ok(())
+            }
+            Event::Wake(id) => {
+                if let Some(process) = self.processes.get_mut(&id).filter(|p| p.paused) {
+                    process.paused = false;
+                    let (missed, holds_driver) = (std::mem::take(&mut process.missed), process.holds_driver);
+                    self.note(|| format!("{id} wakes up"));
+                    for event in missed {
+                        self.soon(0, MS, event);
+                    }
+                    if holds_driver {
+                        // What was said to the driver meanwhile lies in its sockets.
+                        let open: Vec<LinkId> = self.links.iter().filter(|(_, l)| l.open).map(|(id, _)| *id).collect();
+                        for link in open {
+                            self.soon(0, MS, Event::ToDriver(link));
+                            self.soon(0, MS, Event::ToWorker(link));
+                        }
+                    }
+                }
+                Ok(())
+            }
+            Event::Heal(host) => {
+                self.note(|| format!("{host} can be reached"));
+                self.cut_off.remove(&host);
+                self.down.remove(&host);
+                let links: Vec<LinkId> = self.links_of(&host);
+                for link in links {
+                    if self.random.one_in(2) {
+                        self.soon(0, 100 * MS, Event::DriverLoses(link));
+                        self.soon(0, 100 * MS, Event::WorkerLoses(link));
+                    } else {
+                        self.soon(0, 10 * MS, Event::ToDriver(link));
+                        self.soon(0, 10 * MS, Event::ToWorker(link));
+                    }
+                }
+                Ok(())
+            }
+            Event::Restart(host, holds_driver) => {
+                let id = self.next_worker;
+                self.note(|| format!("the scheduler starts {id} on {host}"));
+                if holds_driver {
+                    let first_epoch = self.now / S + 1;
+                    let begin = Duration::ZERO;
+                    self.machine = Some(Machine::new(Rules { first_epoch, ..self.rules.clone() }, begin));
+                    self.machine_begin = self.now;
+                    self.driver_down = false;
+                }
+                self.spawn(id, host, holds_driver);
+                Ok(())
+            }
+            Event::Fault => {
+                self.fault();
+                Ok(())
+            }
+            Event::Hosts => self.change_hosts(),
+        }
+    }
+
+    fn connect(&mut self, id: WorkerId) {
+        let host = self.processes[&id].host.clone();
+        if !self.reachable(&host) {
+            return self.soon(200 * MS, S, Event::Connect(id));
+        }
+        let link = self.next_link;
+        self.next_link += 1;
+        self.links.insert(link, Link { worker: id, up: Vec::new(), down: Vec::new(), open: true });
+        self.processes.get_mut(&id).expect("it is there").link = Some(link);
+    }
+
+    fn of_host(&self, host: &str) -> Vec<WorkerId> {
+        self.processes.iter().filter(|(id, p)| p.host == host && self.alive(**id)).map(|(id, _)| *id).collect()
+    }
+
+    fn links_of(&self, host: &str) -> Vec<LinkId> {
+        let here = |l: &Link| l.open && self.processes[&l.worker].host == host;
+        self.links.iter().filter(|(_, l)| here(l)).map(|(id, _)| *id).collect()
+    }
+
+    fn change_hosts(&mut self) -> Result<(), String> {
+        let mut list = self.hosts.clone();
+        if self.now > 1 {
+            // Any part of them, with any number of slots; in the end all of them.
+            let last = !self.queue.iter().any(|Reverse((_, _, event))| *event == Event::Hosts);
+            if !last {
+                list.retain(|_| !self.random.one_in(3));
+                for host in &mut list {
+                    host.slots = self.random.between(1, host.slots as u64) as usize;
+                }
+            }
+        }
+        self.note(|| format!("the hosts are {list:?}"));
+        self.input(Input::Hosts(list))
+    }
+
+    fn fault(&mut self) {
+        let living: Vec<WorkerId> = self.processes.keys().copied().filter(|id| self.alive(*id)).collect();
+        if living.is_empty() {
+            return;
+        }
+        let victim = living[self.random.below(living.len() as u64) as usize];
+        let host = self.processes[&victim].host.clone();
+        match self.random.below(9) {
+            0..=2 => self.kill(victim, 137),
+            3 => self.kill(victim, 1),
+            4 => {
+                let count = self.random.between(1, living.len() as u64);
+                let from = self.random.below(living.len() as u64);
+                for at in 0..count {
+                    let id = living[((from + at) % living.len() as u64) as usize];
+                    self.kill(id, 137);
+                }
+            }
+            5 | 6 => {
+                self.note(|| format!("{victim} is stopped"));
+                self.processes.get_mut(&victim).expect("it lives").paused = true;
+                self.soon(100 * MS, 30 * S, Event::Wake(victim));
+            }
+            7 => {
+                if let Some(link) = self.processes[&victim].link {
+                    self.note(|| format!("{victim} loses its connection"));
+                    self.soon(0, 200 * MS, Event::DriverLoses(link));
+                    self.soon(0, 200 * MS, Event::WorkerLoses(link));
+                }
+            }
+            _ => {
+                let length = self.random.between(S, 25 * S);
+                let dies = self.rules.supply && self.random.one_in(2);
+                self.note(|| format!("{host} is {} for {} s", if dies { "gone" } else { "cut off" }, length / S));
+                self.cut_off.insert(host.clone());
+                if dies {
+                    self.down.insert(host.clone());
+                    for id in self.of_host(&host) {
+                        self.processes.get_mut(&id).expect("it lives").given_up = true;
+                        self.kill(id, 137);
+                    }
+                }
+                if self.rules.supply && (dies || length > 10 * S) {
+                    self.at(self.now + 10 * S, Event::HostLost(host.clone()));
+                }
+                let heal = if dies { length.max(11 * S) } else { length };
+                self.at(self.now + heal, Event::Heal(host));
+            }
+        }
+    }
+
+    // The driver.
+
+    fn input(&mut self, input: Input) -> Result<(), String> {
+        let now = Duration::from_micros(self.now - self.machine_begin);
+        let Some(machine) = &mut self.machine else { return Ok(()) };
+        let outputs = machine.handle(input, now);
+        outputs.into_iter().try_for_each(|output| self.carry_out(output))
+    }
+
+    fn carry_out(&mut self, output: Output) -> Result<(), String> {
+        match output {
+            Output::Start { worker, host } => {
+                self.note(|| format!("start {worker} on {host}"));
+                if self.down.contains(&host) || self.cut_off.contains(&host) {
+                    self.spawn(worker, host.clone(), false);
+                    self.processes.get_mut(&worker).expect("just made").phase = Phase::Dead;
+                    self.soon(S, 2 * S, Event::HostLost(host));
+                } else {
+                    self.spawn(worker, host, false);
+                }
+            }
+            Output::Kill { worker, why } => {
+                self.note(|| format!("kill {worker}: {why}"));
+                if let Some(process) = self.processes.get_mut(&worker) {
+                    process.given_up = true;
+                }
+                if self.reachable(&self.processes[&worker].host) {
+                    self.kill(worker, 137);
+                }
+            }
+            Output::Tell(link, message) => {
+                if let Some(wire) = self.links.get_mut(&link).filter(|l| l.open) {
+                    wire.down.push(message);
+                    self.soon(MS / 10, 10 * MS, Event::ToWorker(link));
+                }
+            }
+            Output::Close(link) => {
+                if let Some(wire) = self.links.get_mut(&link).filter(|l| l.open) {
+                    wire.open = false;
+                    self.soon(0, 20 * MS, Event::WorkerLoses(link));
+                }
+            }
+            Output::Say(text) => self.note(|| text),
+            Output::Formed { epoch, members, why } => self.formed(epoch, &members, &why)?,
+            Output::Finished(verdict) => {
+                self.note(|| format!("the end: {verdict:?}"));
+                self.verdict = Some(verdict);
+            }
+        }
+        Ok(())
+    }
+
+    fn formed(&mut self, epoch: u64, members: &[(WorkerId, String)], why: &str) -> Result<(), String> {
+        self.report.epochs += 1;
+        self.note(|| format!("epoch {epoch}: {members:?} ({why})"));
+        let finishing = self.processes.values().any(|p| p.phase == Phase::Finished);
+        let size = members.len();
+        if size > self.rules.max || (size < self.rules.min && !finishing) {
+            return Err(format!("epoch {epoch} has {size} members, not {} to {}", self.rules.min, self.rules.max));
+        }
+        let distinct: BTreeSet<WorkerId> = members.iter().map(|(id, _)| *id).collect();
+        if distinct.len() != size {
+            return Err(format!("epoch {epoch} has somebody twice: {members:?}"));
+        }
+        if let Some((id, _)) = members.iter().find(|(id, _)| self.processes[id].given_up) {
+            return Err(format!("{id} was given up and has a seat in epoch {epoch}"));
+        }
+        for host in &self.hosts {
+            let here = members.iter().filter(|(_, h)| *h == host.name).count();
+            if self.rules.supply && here > host.slots {
+                return Err(format!(
+                    "epoch {epoch} has {here} members on {}, which has {} slots",
+                    host.name, host.slots
+                ));
+            }
+        }
+        // Whoever asks for a seat and can be heard by now has told how far it is.
+        let heard = |(id, p): &(&WorkerId, &Process)| {
+            let silent = p.paused || !self.reachable(&p.host) || p.given_up || p.link.is_none();
+            let unheard = p.link.and_then(|l| self.links.get(&l)).is_none_or(|l| !l.up.is_empty());
+            self.alive(**id) && p.phase == Phase::Asking && !silent && !unheard && !p.member.answer().is_some()
+        };
+        let best = self.processes.iter().filter(heard).map(|(_, p)| p.progress).max().unwrap_or(0);
+        let leads = self.processes[&members[0].0].progress;
+        if leads < best {
+            return Err(format!("epoch {epoch} begins at {leads}, and commit {best} is lost"));
+        }
+        Ok(())
+    }
+}
