@@ -265,13 +265,16 @@ impl Engine {
 }
 
 fn run(set: &ProcessSet, submission: Submission) -> Result<Outcome> {
-    let submission = match set.express(submission) {
-        Ok(result) => return result,
-        Err(submission) => *submission,
+    let result = match set.express(submission) {
+        Ok(result) => result,
+        Err(submission) => {
+            let promise = set.submit(*submission, true)?;
+            set.drive(&promise);
+            promise.take()
+        }
     };
-    let promise = set.submit(submission, true)?;
-    set.drive(&promise);
-    promise.take()
+    set.looked();
+    result
 }
 
 impl Handle {
