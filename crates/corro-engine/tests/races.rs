@@ -38,6 +38,10 @@ mod set {
             while !promise.is_kept() && !promise.sleep(std::time::Duration::MAX) {}
             let _ = self;
         }
+
+        pub(crate) fn looked(&self) {
+            let _ = self;
+        }
     }
 }
 
