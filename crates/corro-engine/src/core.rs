@@ -78,9 +78,9 @@ impl Core {
         self.looks.load(Ordering::Relaxed)
     }
 
-    /// The program learns that something is done; gives how often it has by now.
-    pub(crate) fn look(&self) -> u64 {
-        self.looks.fetch_add(1, Ordering::Relaxed) + 1
+    /// The program learns that something is done.
+    pub(crate) fn look(&self) {
+        self.looks.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The set with this number, if this rank is a member.

@@ -293,12 +293,15 @@ impl Engine {
 }
 
 fn run(set: &ProcessSet, submission: Submission, go_on: &mut dyn FnMut() -> bool) -> Result<Ended> {
-    let submission = match set.express(submission, go_on) {
-        Ok(result) => return result,
-        Err(submission) => *submission,
+    let result = match set.express(submission, go_on) {
+        Ok(result) => result,
+        Err(submission) => {
+            let promise = set.submit(*submission, true)?;
+            if set.drive(&promise, go_on) { promise.take().map(Ok) } else { Ok(Err(promise)) }
+        }
     };
-    let promise = set.submit(submission, true)?;
-    if set.drive(&promise, go_on) { promise.take().map(Ok) } else { Ok(Err(promise)) }
+    set.looked();
+    result
 }
 
 impl Handle {

@@ -43,6 +43,10 @@ mod set {
         pub(crate) fn looked(&self) {
             let _ = self;
         }
+
+        pub(crate) fn looked(&self) {
+            let _ = self;
+        }
     }
 }
 

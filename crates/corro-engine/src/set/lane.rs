@@ -52,7 +52,7 @@ impl ProcessSet {
         let request = submission.request(None);
         let began = self.core.now();
         let mut st = lock(&self.state);
-        st.node.note_looks(self.core.look());
+        st.node.note_looks(self.core.looks());
         let free = st.over.is_none() && st.queue.is_empty() && !st.is_under_way(&request.name);
         let Some(agreed) = free.then(|| st.node.begin_alone(began, &request)).flatten() else {
             drop(st);
