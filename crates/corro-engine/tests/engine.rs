@@ -177,3 +177,46 @@ fn callbacks_run_and_polling_works() {
         assert_eq!(numbers(ticket.wait().unwrap()), [2.0]);
     });
 }
+
+#[test]
+fn a_wait_can_be_given_up_and_taken_up_again() {
+    for rounds in [1, 60] {
+        // Rank 1 comes only once rank 0 has given up; in a plan that takes the second after which plans are left.
+        let given_up = std::sync::Arc::new(std::sync::Barrier::new(2));
+        on_ranks(2, move |engine| {
+            for _ in 0..rounds {
+                engine.run(sum("again", &[1.0; 50_000])).unwrap();
+            }
+            let ticket = if engine.rank() == 0 {
+                let mut asked = 0;
+                let left = engine.run_while(sum("again", &[1.0; 50_000]), &mut || {
+                    asked += 1;
+                    asked < 3
+                });
+                let ticket = left.unwrap().expect_err("nobody else has come");
+                assert!(!ticket.is_done() && !ticket.wait_while(&mut || false));
+                given_up.wait();
+                ticket
+            } else {
+                given_up.wait();
+                engine.submit(sum("again", &[1.0; 50_000])).unwrap()
+            };
+            assert!(ticket.wait_while(&mut || true));
+            assert_eq!(numbers(ticket.take().unwrap()), vec![2.0; 50_000]);
+            assert_eq!(numbers(engine.run(sum("after", &[1.0])).unwrap()), [2.0]);
+        });
+    }
+}
+
+#[test]
+fn memory_is_shared_on_one_host_only() {
+    for (hosts, shared) in [(&[0, 0, 0][..], true), (&[0, 0, 1], false), (&[0], false)] {
+        on_hosts(hosts, Options::default, move |engine| {
+            for bytes in [100, 1 << 20] {
+                let part = engine.shared_memory(GLOBAL, bytes).unwrap();
+                assert_eq!(part.map(|part| part.len() >= bytes), shared.then_some(true), "rank {}", engine.rank());
+            }
+            assert!(engine.shared_memory(7, 1).is_err());
+        });
+    }
+}
