@@ -198,13 +198,13 @@ def test_a_torch_training(job):
     """The example, with a rank killed in the middle."""
     pytest.importorskip("sklearn")
     example = Path(__file__).parents[2] / "examples" / "torch" / "elastic_digits.py"
-    running = job("-np", "2", "--min-np", "1", script=example)
-    running.wait("the third epoch", lambda: "epoch 3 " in running.text())
+    running = job("-np", "2", "--min-np", "1", script=example, arguments=["--epochs", "6"])
+    running.wait("the second epoch", lambda: "epoch 2 " in running.text())
     os.kill(children(running.launcher.pid)[-1], signal.SIGKILL)
     text = running.finish(200)
     assert running.launcher.returncode == 0, text
     accuracy = float(text.rsplit("test accuracy ", 1)[1].split("%")[0])
-    assert accuracy > 96, text
+    assert accuracy > 90, text
 
 
 def test_launcher_killed(job):

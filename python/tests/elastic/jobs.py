@@ -26,7 +26,13 @@ class Job:
     """One run of `corro run` on this host, under a directory of its own."""
 
     def __init__(
-        self, directory: Path, options: Iterable[str] = (), script: Path = WORKER, fault: str = "", **variables: str
+        self,
+        directory: Path,
+        options: Iterable[str] = (),
+        script: Path = WORKER,
+        arguments: Iterable[str] = (),
+        fault: str = "",
+        **variables: str,
     ) -> None:
         self.log = directory / "log"
         self.log.mkdir()
@@ -38,7 +44,7 @@ class Job:
         variables = {**short, **variables}
         with self.output.open("wb") as output:
             self.launcher = subprocess.Popen(
-                [program(), "run", *options, sys.executable, str(script)],
+                [program(), "run", *options, sys.executable, str(script), *arguments],
                 env={**os.environ, **variables},
                 stdout=output,
                 stderr=subprocess.STDOUT,
