@@ -62,6 +62,9 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	bench/setup
 	.venv-bench/bin/python bench/collectives.py
 	.venv-bench/bin/python bench/two_hosts.py
+	CORRO_GLIBC=here scripts/wheel
+	scripts/python_install new
+	.venv-test/bin/python bench/elastic.py
 
 versions: wheel ## the same wheel with an old torch, and with Python 3.12 where there is one
 	scripts/python_test old
