@@ -69,6 +69,7 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	.venv-test/bin/python bench/startup.py
 	.venv-test/bin/python bench/python_ops.py
 	.venv-test/bin/python bench/training.py
+	.venv-test/bin/python bench/elastic.py
 
 versions: wheel ## the same wheel with an old torch, and with Python 3.12 where there is one
 	scripts/python_test old

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "elastic"))
-from jobs import LIMIT, Job, alive, check_losses
+from jobs import LIMIT, Job, Scheduler, alive, check_losses
 
 # How often the ranks come and go; the long form is CORRO_TEST_RESIZES=50.
 RESIZES = int(os.environ.get("CORRO_TEST_RESIZES", "6"))
@@ -198,13 +198,36 @@ def test_a_torch_training(job):
     """The example, with a rank killed in the middle."""
     pytest.importorskip("sklearn")
     example = Path(__file__).parents[2] / "examples" / "torch" / "elastic_digits.py"
-    running = job("-np", "2", "--min-np", "1", script=example)
-    running.wait("the third epoch", lambda: "epoch 3 " in running.text())
+    running = job("-np", "2", "--min-np", "1", script=example, arguments=["--epochs", "6"])
+    running.wait("the second epoch", lambda: "epoch 2 " in running.text())
     os.kill(children(running.launcher.pid)[-1], signal.SIGKILL)
     text = running.finish(200)
     assert running.launcher.returncode == 0, text
     accuracy = float(text.rsplit("test accuracy ", 1)[1].split("%")[0])
-    assert accuracy > 96, text
+    assert accuracy > 90, text
+
+
+@pytest.mark.parametrize("victim", [1, 0], ids=["another", "the one that holds the driver"])
+def test_under_a_scheduler(tmp_path, victim):
+    """Without a launcher: somebody starts processes, and starts them again when they are lost; they find the job again."""
+    scheduler = Scheduler(tmp_path, 3)
+    try:
+        scheduler.wait_for_steps(20, 3)
+        scheduler.processes[victim].kill()
+        scheduler.processes[victim].wait()
+        scheduler.start(victim)
+        scheduler.more_steps(10, 3)
+        scheduler.stop()
+        for process in scheduler.processes.values():
+            assert process.wait(LIMIT) == 0, scheduler.text()
+        ends = scheduler.events("end")
+        assert {e["rank"] for e in ends} == {0, 1, 2}
+        assert not scheduler.events("error")
+        check_losses(ends[0]["losses"])
+    finally:
+        for process in scheduler.processes.values():
+            process.kill()
+            process.wait()
 
 
 def test_launcher_killed(job):

@@ -44,10 +44,6 @@ mod set {
             let _ = self;
         }
 
-        pub(crate) fn looked(&self) {
-            let _ = self;
-        }
-    }
 }
 
 /// Runs `model` with many schedules.

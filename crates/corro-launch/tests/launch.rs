@@ -98,7 +98,6 @@ fn commands_that_cannot_run_are_named() {
         (vec!["-np", "2"], 2, "no command"),
         (vec!["-np", "x", "true"], 2, "--num-proc"),
         (vec!["--no-such-flag", "true"], 2, "--no-such-flag"),
-        (vec!["-np", "2", "--min-np", "1", "true"], 2, "not yet"),
     ] {
         let ran = run(&words);
         assert_eq!(ran.code, Some(code), "{ran:?}");

@@ -31,6 +31,14 @@ pub struct Host {
     pub slots: usize,
 }
 
+/// Whether a host is out of favour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Black {
+    No,
+    Until(Time),
+    ForEver,
+}
+
 #[derive(Debug)]
 struct Record {
     slots: usize,
@@ -39,8 +47,7 @@ struct Record {
     strikes: Vec<Time>,
     /// No worker is started before this.
     pause_until: Time,
-    /// Until when, if not for ever.
-    black: Option<Option<Time>>,
+    black: Black,
     /// How often it was blacklisted.
     times: u32,
     /// Since when it is in the list.
@@ -73,7 +80,7 @@ impl Fleet {
                 place: None,
                 strikes: Vec::new(),
                 pause_until: Duration::ZERO,
-                black: None,
+                black: Black::No,
                 times: 0,
                 since: now,
             });
@@ -89,12 +96,12 @@ impl Fleet {
 
     /// All slots of hosts on which workers may be started.
     pub(crate) fn usable_slots(&self) -> usize {
-        self.hosts.values().filter(|h| h.place.is_some() && h.black.is_none()).map(|h| h.slots).sum()
+        self.hosts.values().filter(|h| h.place.is_some() && h.black == Black::No).map(|h| h.slots).sum()
     }
 
     /// Whether a blacklisted host will come back by itself.
     pub(crate) fn some_cool_down(&self) -> bool {
-        self.hosts.values().any(|h| h.place.is_some() && matches!(h.black, Some(Some(_))))
+        self.hosts.values().any(|h| h.place.is_some() && matches!(h.black, Black::Until(_)))
     }
 
     /// A worker failed on `host`. Says so if the host is blacklisted for it.
@@ -106,7 +113,7 @@ impl Fleet {
         if !had_joined {
             record.pause_until = record.pause_until.max(now + PAUSE * (1 << (count - 1).min(4)));
         }
-        if count < STRIKES || record.black.is_some() {
+        if count < STRIKES || record.black != Black::No {
             return None;
         }
         Some(self.blacklist(host, &format!("{count} of its workers have failed"), now))
@@ -123,9 +130,9 @@ impl Fleet {
             let length = low.as_secs_f64() * (2f64.powi(record.times.min(20) as i32) + jitter);
             now + Duration::from_secs_f64(length.clamp(low.as_secs_f64(), high.as_secs_f64()))
         });
-        record.black = Some(until);
+        record.black = until.map_or(Black::ForEver, Black::Until);
         let how_long = match until {
-            Some(until) => format!("for {} s", (until - now).as_secs().max(1)),
+            Some(until) => format!("for {} s", until.saturating_sub(now).as_secs().max(1)),
             None => "for the rest of the job (--blacklist-cooldown-range would give it another chance)".into(),
         };
         format!("host {host} is blacklisted {how_long}: {why}")
@@ -134,8 +141,8 @@ impl Fleet {
     /// Takes hosts back whose time is over.
     pub(crate) fn cool_down(&mut self, now: Time) {
         for record in self.hosts.values_mut() {
-            if matches!(record.black, Some(Some(until)) if now >= until) {
-                record.black = None;
+            if matches!(record.black, Black::Until(until) if now >= until) {
+                record.black = Black::No;
             }
         }
     }
@@ -144,7 +151,7 @@ impl Fleet {
     /// `spares` how many more.
     pub(crate) fn starts(&self, live: &BTreeMap<&str, usize>, target: usize, spares: usize, now: Time) -> Vec<String> {
         let mut hosts: Vec<(&String, &Record)> =
-            self.hosts.iter().filter(|(_, h)| h.place.is_some() && h.black.is_none()).collect();
+            self.hosts.iter().filter(|(_, h)| h.place.is_some() && h.black == Black::No).collect();
         hosts.sort_by_key(|(name, h)| (h.since, h.place, *name));
         let living = |name: &str| live.get(name).copied().unwrap_or(0);
         let total: usize = live.values().sum();
@@ -227,7 +234,7 @@ mod tests {
         for _ in 0..9 {
             fleet.blacklist("a", "x", 400 * S);
         }
-        assert_eq!(fleet.hosts["a"].black, Some(Some(500 * S)));
+        assert_eq!(fleet.hosts["a"].black, Black::Until(500 * S));
     }
 
     #[test]

@@ -130,7 +130,8 @@ pub struct Seat {
     pub rank: Rank,
     /// How many ranks there are.
     pub size: usize,
-    /// Its place among the ranks of its host. A new process gets the place that is free there, whatever its rank.
+    /// Its slot on its host, which it keeps as long as it lives; a new process gets the lowest that is free. While one is free,
+    /// the ranks of a host are not numbered without a gap.
     pub local_rank: usize,
     /// How many ranks its host has.
     pub local_size: usize,

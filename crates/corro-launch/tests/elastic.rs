@@ -1,0 +1,304 @@
+//! Elastic jobs as processes: killed one by one and together, stopped, resized, left by their launcher. The worker is
+//! `examples/elastic.rs`: its sum tells whether a step was lost or made twice.
+
+mod support;
+
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use support::{Folder, HANG_LIMIT, Ran, Running, corro, kill, marked, run_command, wait_until};
+
+/// Long enough for what is done to it in between.
+const STEPS: u64 = 300;
+
+fn worker() -> String {
+    corro().parent().unwrap().join("examples/elastic").to_str().unwrap().to_owned()
+}
+
+/// A mark in the environment of all processes of a job, so that they are found again.
+fn mark() -> String {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    format!("corro-elastic-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+struct Job {
+    running: Running,
+    mark: String,
+}
+
+impl Job {
+    /// Starts `corro run` with `flags` on the worker, with `steps` to make.
+    fn start(flags: &[&str], variables: &[(&str, &str)], steps: u64) -> Self {
+        let (worker, steps) = (worker(), steps.to_string());
+        Self::start_command(flags, variables, &[&worker, &steps])
+    }
+
+    fn start_command(flags: &[&str], variables: &[(&str, &str)], words: &[&str]) -> Self {
+        let mark = mark();
+        let mut command = run_command(&[flags, words].concat());
+        command.env("TEST_MARK", &mark).envs(variables.iter().copied());
+        Self { running: Running::start(&mut command), mark }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.running.so_far.lock().unwrap()).into_owned()
+    }
+
+    /// Waits until `rank` has a place in an epoch of `size` ranks not before `epoch`, and gives its process.
+    fn process(&self, rank: usize, size: usize, epoch: u64) -> i32 {
+        let mut found = None;
+        wait_until(&format!("rank {rank} of {size} is there in epoch {epoch}:\n{}", self.text()), HANG_LIMIT, || {
+            found = places(&self.text()).into_iter().rev().find(|p| p.1 == rank && p.2 == size && p.3 >= epoch);
+            found.is_some()
+        });
+        found.map(|p| p.0).unwrap()
+    }
+
+    /// Waits for a step in `epoch` or later.
+    fn steps_in(&self, epoch: u64) -> u64 {
+        let mut found = 0;
+        wait_until(&format!("a step is made in epoch {epoch}"), HANG_LIMIT, || {
+            let text = self.text();
+            let epochs =
+                text.lines().filter(|l| l.contains(">:step ")).filter_map(|l| l.rsplit(' ').next()?.parse().ok());
+            found = epochs.max().unwrap_or(0);
+            found >= epoch
+        });
+        found
+    }
+
+    /// Waits for the end: nothing is left, and every process that finished has made each step once.
+    fn finish(self, steps: u64) -> Ran {
+        let mark = self.mark.clone();
+        let ran = self.running.end();
+        assert_eq!(ran.code, Some(0), "{}\n{}", ran.out, ran.err);
+        let sum = steps * (steps - 1) / 2;
+        let finished: Vec<&str> = ran.out.lines().filter(|l| l.contains("finished at")).collect();
+        assert!(!finished.is_empty(), "{}\n{}", ran.out, ran.err);
+        for line in finished {
+            assert!(line.contains(&format!("step {steps} sum {sum} ")), "{line}");
+        }
+        assert_eq!(marked(&mark), [0; 0]);
+        ran
+    }
+}
+
+/// (process, rank, size, epoch) of each place that was told.
+fn places(text: &str) -> Vec<(i32, usize, usize, u64)> {
+    let place = |line: &str| {
+        let words: Vec<&str> = line.split(">:pid ").nth(1)?.split([' ', ',']).collect();
+        Some((words[0].parse().ok()?, words[3].parse().ok()?, words[5].parse().ok()?, words[8].parse().ok()?))
+    };
+    text.lines().filter_map(place).collect()
+}
+
+#[test]
+fn losses_are_survived_whoever_it_is() {
+    for ranks in [&[2][..], &[0], &[1, 3], &[0, 1]] {
+        let job = Job::start(&["-np", "4", "--min-np", "2"], &[], STEPS);
+        job.steps_in(1);
+        let victims: Vec<i32> = ranks.iter().map(|rank| job.process(*rank, 4, 1)).collect();
+        let killed = Instant::now();
+        victims.iter().for_each(|pid| kill(*pid, "KILL"));
+        job.steps_in(2);
+        eprintln!("{ranks:?} killed: ten steps of the next epoch were made after {:?}", killed.elapsed());
+        let ran = job.finish(STEPS);
+        assert!(ran.err.contains("was killed by signal 9 (SIGKILL)"), "{}", ran.err);
+        // The lost ones were replaced on the same, only, host: full size again.
+        assert!(ran.out.contains("finished at") && ran.out.contains("of 4\n"), "{}", ran.out);
+    }
+}
+
+#[test]
+fn a_spare_takes_the_place_at_once() {
+    let job = Job::start(&["-np", "2", "--min-np", "1", "--spares", "1"], &[], STEPS);
+    job.steps_in(1);
+    // The third process is there and waits.
+    wait_until("the spare has joined", HANG_LIMIT, || marked(&job.mark).len() >= 3);
+    std::thread::sleep(Duration::from_millis(500));
+    kill(job.process(1, 2, 1), "KILL");
+    let pid = job.process(1, 2, 2);
+    let ran = job.finish(STEPS);
+    let first = places(&ran.out).into_iter().find(|p| p.0 == pid).unwrap();
+    assert_eq!(first.3, 2, "the spare is in the very next epoch: {}", ran.out);
+}
+
+#[test]
+fn one_that_dies_before_it_joins_is_started_again() {
+    let worker = worker();
+    let script = format!("if [ $CORRO_WORKER = 1 ]; then kill -9 $$; fi; exec {worker} 40");
+    let job = Job::start_command(&["-np", "3", "--min-np", "3"], &[], &["sh", "-c", &script]);
+    let ran = job.finish(40);
+    assert!(ran.err.contains("worker 1 on localhost was killed by signal 9"), "{}", ran.err);
+}
+
+#[test]
+fn a_stopped_process_is_named_and_replaced() {
+    let job = Job::start(&["-np", "3", "--min-np", "2"], &[("CORRO_ELASTIC_SILENCE", "2")], STEPS);
+    job.steps_in(1);
+    kill(job.process(1, 3, 1), "STOP");
+    job.steps_in(2);
+    let ran = job.finish(STEPS);
+    assert!(
+        ran.err.contains("rank 1 on localhost gave no sign of life for 2 s (CORRO_ELASTIC_SILENCE)"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn a_script_scales_the_job_up_and_down() {
+    let folder = Folder::new("elastic");
+    let hosts = folder.0.join("hosts");
+    let write = |slots: usize| {
+        let draft = folder.0.join("draft");
+        std::fs::write(&draft, format!("localhost:{slots}\n")).unwrap();
+        std::fs::rename(draft, &hosts).unwrap();
+    };
+    write(2);
+    let script = format!("cat {}", hosts.display());
+    let flags = ["-np", "2", "--min-np", "1", "--host-discovery-script", &script];
+    let job = Job::start(&flags, &[], 2000);
+    let mut epoch = job.steps_in(1);
+    let times = 6;
+    for time in 0..times {
+        let size = if time % 2 == 0 { 3 } else { 1 + time % 3 };
+        write(size);
+        job.process(0, size, epoch + 1);
+        epoch = job.steps_in(epoch + 1);
+    }
+    let ran = job.finish(2000);
+    eprintln!("{times} changes of size in {:?}", ran.took);
+}
+
+#[test]
+fn below_the_least_it_ends_with_a_clear_word() {
+    let ran =
+        Job::start_command(&["-np", "2", "--min-np", "2"], &[], &["sh", "-c", "echo oh no >&2; exit 3"]).running.end();
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(ran.err.contains("of the 2 it takes to start (-np)") && ran.err.contains("oh no"), "{}", ran.err);
+
+    // Those that are started in place of lost ones fail.
+    let worker = worker();
+    let script = format!("if [ $CORRO_WORKER -ge 3 ]; then exit 9; fi; exec {worker} 1000000");
+    let job = Job::start_command(&["-np", "3", "--min-np", "3"], &[], &["sh", "-c", &script]);
+    job.steps_in(1);
+    kill(job.process(2, 3, 1), "KILL");
+    let mark = job.mark.clone();
+    let ran = job.running.end();
+    assert_eq!(ran.code, Some(9), "{ran:?}");
+    assert!(ran.err.contains("2 processes are left of the 3 it takes to go on (--min-np)"), "{}", ran.err);
+    assert!(ran.err.contains("host localhost is blacklisted"), "{}", ran.err);
+    assert_eq!(marked(&mark), [0; 0]);
+}
+
+#[test]
+fn the_reset_limit_holds_and_lost_state_is_told() {
+    let job = Job::start(&["-np", "3", "--min-np", "1", "--reset-limit", "0"], &[], 1_000_000);
+    job.steps_in(1);
+    kill(job.process(1, 3, 1), "KILL");
+    let ran = job.running.end();
+    assert_eq!(ran.code, Some(137), "{ran:?}");
+    assert!(ran.err.contains("number of resets during elastic job exceeded limit: 0"), "{}", ran.err);
+
+    let job = Job::start(&["-np", "2", "--min-np", "1"], &[], 1_000_000);
+    job.steps_in(1);
+    for pid in [job.process(0, 2, 1), job.process(1, 2, 1)] {
+        kill(pid, "KILL");
+    }
+    let ran = job.running.end();
+    assert_eq!(ran.code, Some(137), "{ran:?}");
+    assert!(ran.err.contains("every process that held the state of the training is gone"), "{}", ran.err);
+}
+
+#[test]
+fn without_its_launcher_a_job_goes_on_for_a_while_and_nobody_is_left() {
+    // Long work: ended when the time is over. Short work: finished before.
+    for (steps, orphan_time) in [("1000000", "3"), ("150", "60")] {
+        let job = Job::start_command(
+            &["-np", "3", "--min-np", "2"],
+            &[("CORRO_ELASTIC_ORPHAN_TIME", orphan_time)],
+            &[&worker(), steps],
+        );
+        job.steps_in(1);
+        let mark = job.mark.clone();
+        job.running.signal("KILL");
+        job.running.end();
+        let killed = Instant::now();
+        assert!(marked(&mark).len() >= 3, "the workers go on");
+        wait_until("nothing is left of the job", Duration::from_secs(50), || marked(&mark).is_empty());
+        let took = killed.elapsed();
+        eprintln!("{steps} steps: the last process ended {took:?} after the launcher was killed");
+        assert!(steps != "1000000" || took > Duration::from_secs(2), "{took:?}");
+    }
+}
+
+#[test]
+fn an_interrupt_ends_it_all() {
+    let job = Job::start(&["-np", "3", "--min-np", "2"], &[], 1_000_000);
+    job.steps_in(1);
+    job.running.signal("INT");
+    let mark = job.mark.clone();
+    let ran = job.running.end();
+    assert_eq!(ran.code, Some(130), "{ran:?}");
+    assert_eq!(marked(&mark), [0; 0]);
+}
+
+#[test]
+fn commands_that_never_join_and_those_that_cannot_run() {
+    let ran = Job::start_command(&["-np", "2", "--min-np", "1"], &[], &["true"]).running.end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let ran = Job::start_command(&["-np", "2", "--min-np", "1"], &[], &["no-such-command"]).running.end();
+    assert_eq!(ran.code, Some(127), "{ran:?}");
+    assert!(ran.err.contains("\"no-such-command\" was not found"), "{}", ran.err);
+    let ran = Job::start_command(&["-np", "2", "--host-discovery-script", "exit 5"], &[], &["true"]).running.end();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("the host discovery script exit 5"), "{}", ran.err);
+}
+
+/// Processes that somebody else starts, and starts again, as a scheduler does.
+struct Scheduled {
+    port: u16,
+    secret: String,
+    steps: String,
+    processes: Vec<Child>,
+}
+
+impl Scheduled {
+    fn spawn(&self, rank: usize) -> Child {
+        let mut command = Command::new(worker());
+        support::clean(&mut command);
+        let variables = [
+            ("CORRO_ELASTIC", "1".to_owned()),
+            ("CORRO_ELASTIC_MIN_NP", "1".to_owned()),
+            ("CORRO_RANK", rank.to_string()),
+            ("CORRO_SIZE", "3".to_owned()),
+            ("CORRO_SECRET", self.secret.clone()),
+            ("MASTER_ADDR", "127.0.0.1".to_owned()),
+            ("MASTER_PORT", (self.port - 1).to_string()),
+        ];
+        command.arg(&self.steps).envs(variables).stdout(Stdio::null()).spawn().unwrap()
+    }
+}
+
+#[test]
+fn without_a_launcher_ranks_find_the_job_again() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let secret = format!("{:064x}", u128::from(std::process::id()) * 7919);
+    let mut job = Scheduled { port, secret, steps: "800".into(), processes: Vec::new() };
+    job.processes = (0..3).map(|rank| job.spawn(rank)).collect();
+    // A member, then the one that holds the driver: both come back as new processes.
+    for rank in [1, 0] {
+        std::thread::sleep(Duration::from_secs(3));
+        let process = &mut job.processes[rank];
+        assert_eq!(process.try_wait().unwrap(), None, "it works when it is killed");
+        process.kill().unwrap();
+        process.wait().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        job.processes[rank] = job.spawn(rank);
+    }
+    for process in &mut job.processes {
+        assert_eq!(support::wait(process, HANG_LIMIT).code(), Some(0));
+    }
+}
