@@ -18,7 +18,12 @@ static EPOCH: AtomicU64 = AtomicU64::new(0);
 
 /// The engine, or the exception that says that there is none.
 pub(crate) fn engine(py: Python<'_>) -> PyResult<Engine> {
-    ENGINE.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(|| not_initialized(py))
+    current().ok_or_else(|| not_initialized(py))
+}
+
+/// The engine, if there is one: for callers without Python.
+pub(crate) fn current() -> Option<Engine> {
+    ENGINE.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 #[pyfunction]

@@ -13,6 +13,7 @@
 //! | [`handles`] | operations in flight |
 //! | [`output`] | results in memory that the engine has allocated |
 //! | [`starter`] | starting jobs, for `corro.runner` |
+//! | [`tensorflow`] | TensorFlow's operations |
 
 mod error;
 mod gate;
@@ -22,6 +23,7 @@ mod names;
 mod ops;
 mod output;
 mod starter;
+mod tensorflow;
 
 use pyo3::prelude::*;
 
@@ -41,4 +43,6 @@ mod _native {
     use crate::output::Output;
     #[pymodule_export]
     use crate::starter::{give_result, payload, start_job};
+    #[pymodule_export]
+    use crate::tensorflow::tensorflow_problem;
 }

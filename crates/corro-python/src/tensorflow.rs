@@ -1,0 +1,48 @@
+//! TensorFlow's operations, registered through its C API at run time: the ones that `corro.tensorflow` calls.
+//!
+//! `tf.load_op_library` makes Python functions for the operations that a library registers while it is opened. This one is
+//! open long before, so a second, tiny one (`shim/lib.rs`) is opened then, and calls [`corro_tensorflow_register`].
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | [`api`] | TensorFlow's functions |
+//! | [`done`] | the call-back of an asynchronous kernel |
+//! | [`ops`] | definitions and shapes |
+//! | [`kernel`] | from a node to a submission, and back |
+
+#![expect(unsafe_code, reason = "TensorFlow's C API")]
+
+mod api;
+mod done;
+mod kernel;
+mod ops;
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use pyo3::prelude::*;
+
+/// How the registration went; None before it.
+static OUTCOME: Mutex<Option<Result<(), String>>> = Mutex::new(None);
+
+/// Called by the shim while TensorFlow opens it.
+///
+/// SAFETY: an exported name that nobody else has.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn corro_tensorflow_register() {
+    let mut outcome = OUTCOME.lock().unwrap_or_else(PoisonError::into_inner);
+    // A second registration of the same operation would end the process.
+    if outcome.is_none() {
+        *outcome = Some(api::load().and_then(ops::register_all));
+    }
+}
+
+/// Why TensorFlow has no operations of ours; None if all is well.
+#[pyfunction]
+pub(crate) fn tensorflow_problem() -> Option<String> {
+    match &*OUTCOME.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(Ok(())) => None,
+        Some(Err(text)) => Some(text.clone()),
+        None => Some("the library that registers them was not opened".into()),
+    }
+}
