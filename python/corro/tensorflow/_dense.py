@@ -24,9 +24,7 @@ from corro.tensorflow.util import on_device
 
 
 def _operation(op: int | None, average: bool | None, process_set: AnySet) -> int:
-    return arguments.reduction(
-        op, average, process_set if isinstance(process_set, ProcessSet) else global_process_set
-    )
+    return arguments.reduction(op, average, process_set if isinstance(process_set, ProcessSet) else global_process_set)
 
 
 def _sparse_allreduce(tensor: Any, op: int, scaled: bool, name: str | None, process_set: AnySet) -> Any:
@@ -64,9 +62,7 @@ def allreduce(
     op = _operation(op, average, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         with on_device(device_sparse):
-            return _sparse_allreduce(
-                tensor, op, prescale_factor != 1.0 or postscale_factor != 1.0, name, process_set
-            )
+            return _sparse_allreduce(tensor, op, prescale_factor != 1.0 or postscale_factor != 1.0, name, process_set)
     with on_device(device_dense):
         packed, context = compression.compress(tf.convert_to_tensor(tensor))
         reduced = _allreduce(packed, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
@@ -145,6 +141,4 @@ def grouped_reducescatter(
         mine = _grouped_reducescatter(
             *([tensor for tensor, _ in packed], None, op, prescale_factor, postscale_factor, False, process_set)
         )
-        return [
-            compression.decompress(tensor, context) for tensor, (_, context) in zip(mine, packed, strict=True)
-        ]
+        return [compression.decompress(tensor, context) for tensor, (_, context) in zip(mine, packed, strict=True)]

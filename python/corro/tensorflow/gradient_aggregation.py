@@ -47,7 +47,7 @@ class LocalGradientAggregationHelper:
         with tf.init_scope():
             self.counter = _local_variable(0, tf.int32, "aggregation_counter")
             self.sums = [
-                None if gradient is None else _local_variable(tf.zeros(gradient.shape, gradient.dtype), gradient.dtype, f"sum_{i}")
+                gradient if gradient is None else _local_variable(_zeros_like(gradient), gradient.dtype, f"sum_{i}")
                 for i, gradient in enumerate(gradients)
             ]
 
@@ -110,6 +110,10 @@ class LocalGradientAggregationHelper:
                 return tf.constant(False)
 
         return tf.cond(self._is_due, apply, count)
+
+
+def _zeros_like(gradient: Any) -> Any:
+    return tf.zeros(gradient.shape, gradient.dtype)
 
 
 def _local_variable(value: Any, dtype: Any, name: str) -> Any:

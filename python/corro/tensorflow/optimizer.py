@@ -99,9 +99,7 @@ class _DistributedAdasumOptimizer(_Legacy):
                 self._counter = tf.compat.v1.Variable(0, trainable=False, use_resource=True, name="adasum_counter")
                 self._starts = {
                     variable.ref(): tf.compat.v1.Variable(
-                        tf.convert_to_tensor(variable)
-                        if tf.executing_eagerly()
-                        else variable.initialized_value(),
+                        tf.convert_to_tensor(variable) if tf.executing_eagerly() else variable.initialized_value(),
                         trainable=False,
                         use_resource=True,
                         name="adasum_start",
@@ -203,7 +201,8 @@ def DistributedOptimizer(  # noqa: N802
 
 def _is_keras(optimizer: Any) -> bool:
     # Keras 3 and tf_keras are different packages; either may be installed.
+    bases = ("Optimizer", "BaseOptimizer", "OptimizerV2")
     return any(
-        kind.__module__.split(".")[0] in ("keras", "tf_keras") and kind.__name__ in ("Optimizer", "BaseOptimizer", "OptimizerV2")
+        kind.__module__.split(".")[0] in ("keras", "tf_keras") and kind.__name__ in bases
         for kind in type(optimizer).__mro__
     )

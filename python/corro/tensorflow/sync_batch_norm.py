@@ -17,7 +17,6 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
-        kwargs.setdefault("name", "sync_batch_normalization" if "name" not in kwargs else kwargs["name"])
         super().__init__(**kwargs)
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:

@@ -33,6 +33,5 @@ def vars_to_refs(variables: Iterable[Any]) -> tuple[Any, ...]:
 def refs_to_vars(references: Iterable[Any]) -> list[Any]:
     """The opposite of `vars_to_refs`."""
     return [
-        refs_to_vars(r) if isinstance(r, (list, tuple)) else r.deref() if hasattr(r, "deref") else r
-        for r in references
+        refs_to_vars(r) if isinstance(r, (list, tuple)) else r.deref() if hasattr(r, "deref") else r for r in references
     ]

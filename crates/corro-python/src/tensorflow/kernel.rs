@@ -176,8 +176,8 @@ impl Kernel {
         let input = call.input(i)?;
         let (number, dims) = (input.dtype(), input.dims());
         let dtype = dtype(number)?;
-        if dims.is_empty() && !matches!(kind, Kind::Allreduce { .. } | Kind::Broadcast { .. }) {
-            return Err(Error::Usage(format!("{} of {name}, a rank-zero tensor, is not possible", self.word())).into());
+        if dims.is_empty() && matches!(kind, Kind::Reducescatter { .. }) {
+            return Err(Error::Usage(format!("reducescatter of {name}, a rank-zero tensor, is not possible")).into());
         }
         let (input, output) = match &kind {
             Kind::Allreduce { .. } | Kind::Broadcast { .. } => {
