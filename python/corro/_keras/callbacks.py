@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -224,28 +223,31 @@ class CommitState:
 class UpdateBatchState:
     """Keeps `state.batch`; an epoch that is resumed ends as many batches earlier as had been done before."""
 
+    model: Any
     params: dict[str, Any]
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
         self._done_before = 0
+        self._ended_early = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._done_before = self.state.batch
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        steps = self.params.get("steps")
-        if self._done_before and steps and batch + self._done_before >= steps:
-            # Keras takes this for the end of the data, which it is for this epoch, and warns.
-            warnings.filterwarnings("ignore", message="Your input ran out of data")
-            raise StopIteration
+        self._ended_early = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.state.batch = self._done_before + batch + 1
+        done = self._done_before + batch + 1
+        steps = self.params.get("steps")
+        if self._done_before and steps and done >= steps and not self.model.stop_training:
+            # Keras leaves the loop over batches by this, and asks again after the end of the epoch.
+            self.model.stop_training = self._ended_early = True
+        self.state.batch = min(done, steps) if steps else done
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._done_before = self.state.batch = 0
+        if self._ended_early:
+            self.model.stop_training = self._ended_early = False
 
 
 class UpdateEpochState:
@@ -281,7 +283,7 @@ class BestModel:
     ) -> None:
         # Keras wants a path of the right kind at once.
         path = "best.weights.h5" if save_weights_only else "best.keras"
-        super().__init__(
+        super().__init__(  # type: ignore[call-arg]
             path,
             monitor=monitor,
             verbose=verbose,
@@ -291,5 +293,3 @@ class BestModel:
             save_freq=save_freq,
         )
         self.filepath: Any = None
-
-

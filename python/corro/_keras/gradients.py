@@ -117,9 +117,7 @@ class Reducer:
         for group in self._grouped(shared, variables, lambda i: str(gradients[i].dtype)):
             name = f"{self.name}.{path_of(variables[group[0]])}"
             tensors = [gradients[i] for i in group]
-            reduced = self.backend.grouped_allreduce(
-                tensors, name, *self._numbers, self._compression, self.process_set
-            )
+            reduced = self.backend.grouped_allreduce(tensors, name, *self._numbers, self._compression, self.process_set)
             for i, tensor in zip(group, reduced, strict=True):
                 gradients[i] = tensor
         return gradients
@@ -135,7 +133,7 @@ class Reducer:
             parts = [[] for _ in range(len(self._groups) + 1)]
             for i in shared:
                 parts[number.get(same_variable(variables[i]), len(self._groups))].append(i)
-        result = []
+        result: list[list[int]] = []
         for part in parts:
             by_dtype: dict[str, list[int]] = {}
             for i in part:

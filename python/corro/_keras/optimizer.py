@@ -82,7 +82,7 @@ def _twin(optimizer: Any, mixin: type) -> Any:
     cls = type(optimizer)
     # Keras writes `optimizer.__class__` into a saved model, and finds registered classes by it.
     namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__class__": property(lambda self: cls)}
-    new = object.__new__(type(cls.__name__, (mixin, cls), namespace))
+    new: Any = object.__new__(type(cls.__name__, (mixin, cls), namespace))
     new.__dict__.update(_source(optimizer).__dict__)
     return new
 
@@ -178,9 +178,8 @@ class DistributedKeras3:
     def _entering(self, gradients: Sequence[Any], variables: Any) -> list[Any]:
         if self._inside:
             return list(gradients)
-        gradients = self._densified(gradients) if self.gradient_accumulation_steps else gradients
         if self.gradient_accumulation_steps:
-            return gradients
+            return self._densified(gradients)
         return self._reducer(gradients, self._trainable_variables if variables is None else list(variables))
 
     def _densified(self, gradients: Sequence[Any]) -> list[Any]:
@@ -188,8 +187,10 @@ class DistributedKeras3:
         backend = self._reducer.backend
         sparse = [gradient is not None and backend.is_sparse(gradient) for gradient in gradients]
         if any(sparse) and not self._reducer.sparse_as_dense:
-            raise ValueError("IndexedSlices are not supported with backward_passes_per_step > 1 without sparse_as_dense.")
-        return [backend.densify(gradient) if is_sparse else gradient for gradient, is_sparse in zip(gradients, sparse)]
+            raise ValueError(
+                "IndexedSlices are not supported with backward_passes_per_step > 1 without sparse_as_dense."
+            )
+        return [backend.densify(g) if is_sparse else g for g, is_sparse in zip(gradients, sparse, strict=True)]
 
     @contextmanager
     def _already_reduced(self) -> Iterator[None]:

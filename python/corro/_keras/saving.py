@@ -49,7 +49,9 @@ def _with_state(optimizer: Any, model: Any, filepath: str) -> Any:
     with h5py.File(filepath) as file:
         group = file["optimizer_weights"]
         # A list of names that is too long for one attribute is cut into weight_names0, weight_names1, ...
-        parts = ["weight_names"] if "weight_names" in group.attrs else [f"weight_names{i}" for i in range(len(group.attrs))]
+        parts = (
+            ["weight_names"] if "weight_names" in group.attrs else [f"weight_names{i}" for i in range(len(group.attrs))]
+        )
         names = [name for part in parts for name in group.attrs[part]]
         new.set_weights([group[name][()] for name in names])
     return new

@@ -208,9 +208,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     )
 
 
-def broadcast_variables(
-    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
-) -> None:
+def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Gives these variables, the same ones on every rank, the values they have on `root_rank`."""
     _broadcast_variables(_keras, variables, root_rank, process_set=process_set)
 
