@@ -1,6 +1,6 @@
 """`import corro.tensorflow.keras as hvd`: Horovod's interface for `tf.keras`.
 
-That is Keras 3 on its TensorFlow backend, or the old Keras of the package `tf_keras` where TF_USE_LEGACY_KERAS=1 asks for it.
+That is Keras 3 on its TensorFlow backend, or the old Keras of the package `tf_keras` where TF_USE_LEGACY_KERAS=1 wants it.
 """
 
 from __future__ import annotations
