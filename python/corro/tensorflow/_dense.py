@@ -20,7 +20,7 @@ from corro.tensorflow.mpi_ops import (
     allgather,
     size_op,
 )
-from corro.tensorflow.util import on_device
+from corro.tensorflow.util import as_it_is, on_device
 
 
 def _operation(op: int | None, average: bool | None, process_set: AnySet) -> int:
@@ -45,6 +45,7 @@ def _sparse_allreduce(tensor: Any, op: int, scaled: bool, name: str | None, proc
     return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
 
 
+@as_it_is
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -69,6 +70,7 @@ def allreduce(
         return compression.decompress(reduced, context)
 
 
+@as_it_is
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -106,6 +108,7 @@ def grouped_allreduce(
     return results
 
 
+@as_it_is
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -124,6 +127,7 @@ def reducescatter(
         return compression.decompress(mine, context)
 
 
+@as_it_is
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",

@@ -15,6 +15,7 @@ from corro.common.util import split_list
 from corro.tensorflow._dense import allreduce, grouped_allreduce
 from corro.tensorflow.compression import Compression
 from corro.tensorflow.mpi_ops import size_op
+from corro.tensorflow.util import as_it_is
 
 
 def checked_groups(groups: Any, num_groups: int) -> Any:
@@ -89,6 +90,7 @@ class Reduction:
             return False
         return elastic_enabled() or len(self.process_set.ranks or ()) > 1
 
+    @as_it_is
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any], generic_names: bool = False) -> list[Any]:
         """The reduced gradients, in order; None stays None, and gradients of local variables stay this rank's."""
         results = list(gradients)

@@ -19,6 +19,11 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
+    return run_fn(_translated(func), _reset)
+
+
+def _translated(func: Callable[..., Any]) -> Callable[..., Any]:
+    """`func`, with the failures of collectives as what the other fronts raise."""
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -30,7 +35,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 raise HorovodInternalError(str(error)) from error
             raise
 
-    return run_fn(wrapper, _reset)
+    return wrapper
 
 
 def _is_ours(error: Exception) -> bool:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from corro._front import objects
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.tensorflow.mpi_ops import AnySet, broadcast, broadcast_
-from corro.tensorflow.util import is_keras_variable
+from corro.tensorflow.util import as_it_is, is_keras_variable
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -27,6 +27,7 @@ def tf_variable(variable: Any) -> Any:
     return variable.value if is_keras_variable(variable) else variable
 
 
+@as_it_is
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: AnySet = global_process_set, inplace: bool = False
 ) -> Any:
@@ -41,6 +42,7 @@ def broadcast_variables(
     return None if tf.executing_eagerly() else tf.group(*[op for op in assigned if op is not None])
 
 
+@as_it_is
 def broadcast_global_variables(root_rank: int) -> Any:
     """The operation that gives all global variables of the default graph root's values."""
     if tf.executing_eagerly():

@@ -10,6 +10,7 @@ from corro._front.arguments import Average
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.tensorflow._reduction import Reduction, checked_groups
 from corro.tensorflow.compression import Compression
+from corro.tensorflow.util import as_it_is
 
 
 class _Distributed:
@@ -21,6 +22,7 @@ class _Distributed:
         """The gradient of this variable stays this rank's own."""
         self._corro_reduction.register_local(source)
 
+    @as_it_is
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> list[Any]:

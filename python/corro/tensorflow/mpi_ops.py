@@ -46,7 +46,7 @@ from corro._front.process_sets import (
 )
 from corro.common.util import num_rank_is_power_2
 from corro.tensorflow._library import library
-from corro.tensorflow.util import is_keras_variable
+from corro.tensorflow.util import as_it_is, is_keras_variable
 
 # A process set, its number, or a scalar int32 tensor with the number, which is read when the operation runs.
 AnySet = Any
@@ -154,6 +154,7 @@ def _tensor(value: Any) -> Any:
     return tf.convert_to_tensor(value.value if is_keras_variable(value) else value)
 
 
+@as_it_is
 def _allreduce(
     tensor: Any,
     name: str | None = None,
@@ -175,6 +176,7 @@ def _allreduce(
     )
 
 
+@as_it_is
 def _grouped_allreduce(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -196,6 +198,7 @@ def _grouped_allreduce(
     )
 
 
+@as_it_is
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: AnySet = global_process_set
 ) -> Any:
@@ -206,6 +209,7 @@ def allgather(
     )
 
 
+@as_it_is
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -221,6 +225,7 @@ def grouped_allgather(
     )
 
 
+@as_it_is
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -238,6 +243,7 @@ def broadcast(
     )
 
 
+@as_it_is
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: AnySet = global_process_set
 ) -> list[Any]:
@@ -256,6 +262,7 @@ def broadcast_(
     return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
 
 
+@as_it_is
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -275,6 +282,7 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
+@as_it_is
 def _reducescatter(
     tensor: Any,
     name: str | None = None,
@@ -296,6 +304,7 @@ def _reducescatter(
     )
 
 
+@as_it_is
 def _grouped_reducescatter(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -317,6 +326,7 @@ def _grouped_reducescatter(
     )
 
 
+@as_it_is
 def join() -> Any:
     """This rank has no more data: it takes part in the others' allreduces with zeros until all have joined.
 
@@ -325,31 +335,37 @@ def join() -> Any:
     return library.horovod_join(eager=tf.executing_eagerly())
 
 
+@as_it_is
 def barrier(process_set: AnySet = global_process_set) -> Any:
     """Waits until all ranks of the set are here."""
     return library.horovod_barrier(eager=tf.executing_eagerly(), **_where(process_set))
 
 
+@as_it_is
 def rank_op(name: str | None = None) -> Any:
     """`rank()` when the graph runs, so that it follows an elastic change of the ranks."""
     return library.horovod_rank(name=name)
 
 
+@as_it_is
 def local_rank_op(name: str | None = None) -> Any:
     """`local_rank()` when the graph runs."""
     return library.horovod_local_rank(name=name)
 
 
+@as_it_is
 def size_op(process_set_id: Any = 0, name: str | None = None) -> Any:
     """The size of a process set when the graph runs."""
     return library.horovod_size(name=name, **_where(process_set_id))
 
 
+@as_it_is
 def local_size_op(name: str | None = None) -> Any:
     """`local_size()` when the graph runs."""
     return library.horovod_local_size(name=name)
 
 
+@as_it_is
 def process_set_included_op(process_set_id: Any = 0, name: str | None = None) -> Any:
     """1 if this rank belongs to the process set when the graph runs, else 0."""
     return library.horovod_process_set_included(name=name, **_where(process_set_id))

@@ -94,34 +94,42 @@ class _DistributedAdasumOptimizer(_Legacy):
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """The local step, and every `backward_passes_per_step`-th time the combination."""
         variables = [variable for gradient, variable in grads_and_vars if gradient is not None]
-        if self._counter is None:
-            with tf.init_scope():
-                self._counter = tf.compat.v1.Variable(0, trainable=False, use_resource=True, name="adasum_counter")
-                self._starts = {
-                    variable.ref(): tf.compat.v1.Variable(
-                        tf.convert_to_tensor(variable) if tf.executing_eagerly() else variable.initialized_value(),
-                        trainable=False,
-                        use_resource=True,
-                        name="adasum_start",
-                    )
-                    for variable in variables
-                }
-        stepped = self._optimizer.apply_gradients(grads_and_vars, global_step)
-        with tf.control_dependencies([stepped] if stepped is not None else []):
-            turn = self._counter.assign_add(1)
+        self._make_variables(variables)
+
+        def remember() -> Any:
+            with tf.control_dependencies([self._starts[v.ref()].assign(v.read_value()) for v in variables]):
+                return tf.constant(True)
+
+        turn = self._counter.assign_add(1)
+        begun = tf.cond(tf.equal((turn - 1) % self._backward_passes, 0), remember, lambda: tf.constant(False))
+        with tf.control_dependencies([begun]):
+            stepped = self._optimizer.apply_gradients(grads_and_vars, global_step)
 
         def combine() -> Any:
             done = []
             for variable in variables:
-                start = self._starts[variable.ref()]
-                delta = allreduce(variable.read_value() - start.read_value(), op=Adasum, **self._options)
-                combined = start.read_value() + delta
-                done += [start.assign(combined), variable.assign(combined)]
+                start = self._starts[variable.ref()].read_value()
+                delta = allreduce(variable.read_value() - start, op=Adasum, **self._options)
+                done.append(variable.assign(start + delta))
             with tf.control_dependencies(done):
                 return tf.constant(True)
 
-        with tf.control_dependencies([turn]):
+        with tf.control_dependencies([stepped] if stepped is not None else []):
             return tf.cond(tf.equal(turn % self._backward_passes, 0), combine, lambda: tf.constant(False))
+
+    def _make_variables(self, variables: list[Any]) -> None:
+        """Where the variables' values are kept from before the steps that are to be combined."""
+        if self._counter is not None:
+            return
+        options = {"trainable": False, "use_resource": True}
+        with tf.init_scope():
+            self._counter = tf.compat.v1.Variable(0, name="adasum_counter", **options)
+            self._starts = {
+                variable.ref(): tf.compat.v1.Variable(
+                    tf.zeros(variable.shape, variable.dtype.base_dtype), name="adasum_start", **options
+                )
+                for variable in variables
+            }
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         return self._optimizer.get_slot(*args, **kwargs)

@@ -8,6 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+# Marks what users call in a `tf.function`: there is nothing in it for AutoGraph to convert, which takes long and loses
+# the types of exceptions.
+as_it_is = tf.autograph.experimental.do_not_convert
+
 
 def _executing_eagerly() -> bool:
     return tf.executing_eagerly()

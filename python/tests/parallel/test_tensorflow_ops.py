@@ -222,7 +222,7 @@ def test_a_process_set_chosen_when_the_graph_runs():
     else:
         with pytest.raises(tf.errors.InvalidArgumentError, match="is not a member of the provided process set"):
             hvd.allreduce(x, process_set=tf.constant(first.process_set_id))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not been registered|does not exist"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"not been registered|does not exist"):
         hvd.allreduce(x, process_set=tf.constant(77))
     assert hvd.remove_process_set(first)
 

@@ -31,6 +31,12 @@ impl ProcessSet {
 
     /// As [`ProcessSet::drive_until`], for a caller that counts as driver already.
     pub(crate) fn drive(&self, promise: &Promise) {
+        self.drive_a_while(promise);
+        while !promise.is_kept() && !promise.sleep(NAP) {}
+    }
+
+    /// As [`ProcessSet::drive`], but where that would sleep, it leaves the rest to others.
+    pub(crate) fn drive_a_while(&self, promise: &Promise) {
         let spins = if self.core.may_spin { SPINS } else { 0 };
         let mut idle = 0;
         let mut listening = false;
@@ -59,7 +65,6 @@ impl ProcessSet {
                 }
             });
         }
-        while !promise.is_kept() && !promise.sleep(NAP) {}
     }
 
     /// Looks what the neighbours say; they need not ring meanwhile.

@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use corro_core::{Buffer, DType, Error, ReduceOp, Shape};
@@ -370,6 +371,16 @@ fn run_here(kernel: &Kernel, call: &Call) -> Answer<()> {
     kernel.finish(call, &outcome)
 }
 
+/// How many calls of kernels wait for the engine.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Tensors up to this many bytes are worth a moment of TensorFlow's thread.
+const SMALL: usize = 64 << 10;
+
+fn is_small(submission: &Submission) -> bool {
+    submission.shape.bytes(submission.dtype).is_ok_and(|bytes| bytes <= SMALL)
+}
+
 /// What is still to come of a call, and how to end it.
 struct Pending {
     kernel: &'static Kernel,
@@ -397,6 +408,7 @@ impl Pending {
         pending.call.report(answer);
         let done = pending.done.take();
         drop(pending);
+        UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
         if let Some(done) = done {
             done.call();
         }
@@ -412,7 +424,11 @@ fn start(kernel: &'static Kernel, call: Call, done: Done) -> Result<(), (Failure
         }
         let mut submissions = kernel.submissions(&call)?;
         Ok(match submissions.pop() {
-            Some(only) if submissions.is_empty() => vec![engine.submit(only)?],
+            Some(only) if submissions.is_empty() => {
+                // Nothing else is under way: what follows in the graph most likely waits for this, so be quick about it.
+                let alone = UNDER_WAY.load(Ordering::Relaxed) == 0;
+                vec![if alone && is_small(&only) { engine.submit_and_help(only)? } else { engine.submit(only)? }]
+            }
             last => {
                 submissions.extend(last);
                 engine.submit_group(submissions)?
