@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -120,6 +121,30 @@ assert grown < 4_000_000, f"{grown} bytes more after 15000 operations"
 """,
     ),
 }
+
+SHARED = """
+import torch, tensorflow as tf
+import corro.torch as hvd_torch, corro.tensorflow as hvd
+hvd.init()
+assert hvd_torch.is_initialized() and hvd_torch.rank() == hvd.rank() and hvd_torch.size() == hvd.size() == 2
+reduce = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+for i in range(20):
+    handle = hvd_torch.allreduce_async(torch.ones(3) * i, op=hvd_torch.Sum, name="torch")
+    assert hvd.allreduce(tf.ones([2]) * i, op=hvd.Sum, name="tensorflow").numpy().tolist() == [2.0 * i] * 2
+    assert reduce(tf.ones([2]) * i).numpy().tolist() == [2.0 * i] * 2
+    assert hvd_torch.synchronize(handle).tolist() == [2.0 * i] * 3
+hvd_torch.shutdown()
+assert not hvd.is_initialized()
+"""
+
+
+def test_torch_and_tensorflow_share_one_engine(tmp_path: Path) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("this environment has no torch")
+    script = tmp_path / "job.py"
+    script.write_text(SHARED)
+    job = run_job(2, sys.executable, str(script), **FEW_THREADS)
+    assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
 
 
 @pytest.mark.parametrize("name", JOBS)

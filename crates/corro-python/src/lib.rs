@@ -44,5 +44,5 @@ mod _native {
     #[pymodule_export]
     use crate::starter::{give_result, payload, start_job};
     #[pymodule_export]
-    use crate::tensorflow::tensorflow_problem;
+    use crate::tensorflow::{tensorflow_problem, tensorflow_xla_problem};
 }

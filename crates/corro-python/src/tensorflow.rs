@@ -9,6 +9,7 @@
 //! | [`done`] | the call-back of an asynchronous kernel |
 //! | [`ops`] | definitions and shapes |
 //! | [`kernel`] | from a node to a submission, and back |
+//! | [`xla`] | collectives in compiled code |
 
 #![expect(unsafe_code, reason = "TensorFlow's C API")]
 
@@ -16,9 +17,9 @@ mod api;
 mod done;
 mod kernel;
 mod ops;
+mod xla;
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use pyo3::prelude::*;
 
@@ -35,6 +36,13 @@ pub(crate) extern "C" fn corro_tensorflow_register() {
     if outcome.is_none() {
         *outcome = Some(api::load().and_then(ops::register_all));
     }
+}
+
+/// Makes collectives known to XLA, or says why that is not possible. Once is enough.
+#[pyfunction]
+pub(crate) fn tensorflow_xla_problem() -> Option<String> {
+    static OUTCOME: OnceLock<Result<(), String>> = OnceLock::new();
+    OUTCOME.get_or_init(xla::register).clone().err()
 }
 
 /// Why TensorFlow has no operations of ours; None if all is well.

@@ -45,6 +45,7 @@ from corro._front.process_sets import (
     remove_process_set,
 )
 from corro.common.util import num_rank_is_power_2
+from corro.tensorflow import _xla
 from corro.tensorflow._library import library
 from corro.tensorflow.util import as_it_is, is_keras_variable
 
@@ -166,6 +167,8 @@ def _allreduce(
 ) -> Any:
     """An allreduce of a dense tensor."""
     tensor = _tensor(tensor)
+    if _xla.compiling():
+        return _xla.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
     return library.horovod_allreduce(
         tensor,
         reduce_op=op,
@@ -188,6 +191,12 @@ def _grouped_allreduce(
 ) -> list[Any]:
     """Allreduces of dense tensors of one dtype that complete together."""
     tensors = [_tensor(tensor) for tensor in tensors]
+    if _xla.compiling():
+        # Compiled code runs them one after the other anyway.
+        return [
+            _xla.allreduce(tensor, name and f"{name}_{i}", op, prescale_factor, postscale_factor, process_set)
+            for i, tensor in enumerate(tensors)
+        ]
     return library.horovod_grouped_allreduce(
         tensors,
         reduce_op=op,
@@ -204,6 +213,7 @@ def allgather(
 ) -> Any:
     """The tensors of all ranks, one behind the other along the first dimension, in which they may differ."""
     tensor = _tensor(tensor)
+    _xla.refuse("allgather")
     return library.horovod_allgather(
         tensor, **_where(process_set), **_called("HorovodAllgather", name, [tensor], ignore_name_scope)
     )
@@ -220,6 +230,7 @@ def grouped_allgather(
     if not tensors:
         return list(tensors)
     tensors = [_tensor(tensor) for tensor in tensors]
+    _xla.refuse("grouped_allgather")
     return library.horovod_grouped_allgather(
         tensors, **_where(process_set), **_called("HorovodGroupedAllgather", name, tensors, ignore_name_scope)
     )
@@ -235,6 +246,8 @@ def broadcast(
 ) -> Any:
     """Root's tensor, on every rank."""
     tensor = _tensor(tensor)
+    if _xla.compiling():
+        return _xla.broadcast(tensor, root_rank, name, process_set)
     return library.horovod_broadcast(
         tensor,
         root_rank=root_rank,
@@ -276,6 +289,7 @@ def alltoall(
     """
     tensor = _tensor(tensor)
     rows = tf.convert_to_tensor([] if splits is None else splits, tf.int32)
+    _xla.refuse("alltoall")
     output, received = library.horovod_alltoall(
         tensor, splits=rows, **_where(process_set), **_called("HorovodAlltoall", name, [tensor], ignore_name_scope)
     )
@@ -294,6 +308,7 @@ def _reducescatter(
 ) -> Any:
     """This rank's rows of what all ranks' tensors add up to."""
     tensor = _tensor(tensor)
+    _xla.refuse("reducescatter")
     return library.horovod_reducescatter(
         tensor,
         reduce_op=op,
@@ -316,6 +331,7 @@ def _grouped_reducescatter(
 ) -> list[Any]:
     """Reducescatters that complete together."""
     tensors = [_tensor(tensor) for tensor in tensors]
+    _xla.refuse("grouped_reducescatter")
     return library.horovod_grouped_reducescatter(
         tensors,
         reduce_op=op,
@@ -332,40 +348,47 @@ def join() -> Any:
 
     Gives the rank that came last.
     """
+    _xla.refuse("join")
     return library.horovod_join(eager=tf.executing_eagerly())
 
 
 @as_it_is
 def barrier(process_set: AnySet = global_process_set) -> Any:
     """Waits until all ranks of the set are here."""
+    _xla.refuse("barrier")
     return library.horovod_barrier(eager=tf.executing_eagerly(), **_where(process_set))
 
 
 @as_it_is
 def rank_op(name: str | None = None) -> Any:
     """`rank()` when the graph runs, so that it follows an elastic change of the ranks."""
+    _xla.refuse("rank_op")
     return library.horovod_rank(name=name)
 
 
 @as_it_is
 def local_rank_op(name: str | None = None) -> Any:
     """`local_rank()` when the graph runs."""
+    _xla.refuse("local_rank_op")
     return library.horovod_local_rank(name=name)
 
 
 @as_it_is
 def size_op(process_set_id: Any = 0, name: str | None = None) -> Any:
     """The size of a process set when the graph runs."""
+    _xla.refuse("size_op")
     return library.horovod_size(name=name, **_where(process_set_id))
 
 
 @as_it_is
 def local_size_op(name: str | None = None) -> Any:
     """`local_size()` when the graph runs."""
+    _xla.refuse("local_size_op")
     return library.horovod_local_size(name=name)
 
 
 @as_it_is
 def process_set_included_op(process_set_id: Any = 0, name: str | None = None) -> Any:
     """1 if this rank belongs to the process set when the graph runs, else 0."""
+    _xla.refuse("process_set_included_op")
     return library.horovod_process_set_included(name=name, **_where(process_set_id))

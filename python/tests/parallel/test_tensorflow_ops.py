@@ -307,20 +307,43 @@ def test_a_saved_model(tmp_path):
     np.testing.assert_allclose(loaded.reduce(tf.ones([3])), [float(hvd.size())] * 3)
 
 
-def test_torch_and_tensorflow_share_one_engine():
-    torch = pytest.importorskip("torch") if tf.__version__.startswith("2.18") else __import__("torch")
-    import corro.torch as hvd_torch
+def test_compiled_by_xla():
+    @tf.function(jit_compile=True)
+    def reduce(x, y):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = hvd.allreduce(x * 2.0, op=hvd.Sum, postscale_factor=0.5)
+            loss = tf.reduce_sum(total * y)
+        from_root = hvd.broadcast(x, hvd.size() - 1)
+        pair = hvd.grouped_allreduce([x, y], op=hvd.Max)
+        return total + 1.0, tape.gradient(loss, x), from_root, pair
 
-    assert hvd_torch.is_initialized()
-    assert hvd_torch.size() == hvd.size()
-    handle = hvd_torch.allreduce_async(torch.ones(3), op=hvd_torch.Sum, name="both")
-    y = hvd.allreduce(tf.ones([2]) * 2.0, op=hvd.Sum, name="tensorflow")
-    np.testing.assert_allclose(y, [2.0 * hvd.size()] * 2)
-    assert hvd_torch.synchronize(handle).tolist() == [hvd.size()] * 3
-    np.testing.assert_allclose(tf.function(hvd.allreduce)(tf.ones([2])), [1.0, 1.0])
+    size, me = hvd.size(), hvd.rank()
+    before = count()
+    for i in range(3):
+        x = tf.constant([[1.0, 2.0]]) * (me + 1.0 + i)
+        total, gradient, from_root, pair = reduce(x, tf.constant([[1.0, 3.0]]))
+        factor = sum(rank + 1 + i for rank in range(size))
+        np.testing.assert_allclose(total, np.array([[1.0, 2.0]]) * factor + 1.0)
+        np.testing.assert_allclose(gradient, np.array([[1.0, 3.0]]) * size)
+        np.testing.assert_allclose(from_root, np.array([[1.0, 2.0]]) * (size + i))
+        np.testing.assert_allclose(pair[0], np.array([[1.0, 2.0]]) * (size + i))
+    assert count() - before == 3 * 4
 
 
-def test_jit_compile_says_what_to_change():
-    compiled = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="jit"), jit_compile=True)
-    with pytest.raises(Exception, match="jit_compile"):
+def test_what_cannot_be_compiled_says_what_to_change():
+    compiled = tf.function(lambda x: hvd.allgather(x), jit_compile=True)
+    with pytest.raises(NotImplementedError, match="Leave jit_compile=True out"):
         compiled(tf.ones([2]))
+    unknown = tf.function(hvd.allreduce, jit_compile=True, input_signature=[tf.TensorSpec([None])])
+    with pytest.raises(NotImplementedError, match="shape is known"):
+        unknown(tf.ones([2]))
+
+
+def test_a_failure_in_compiled_code_is_an_error():
+    if hvd.size() == 1:
+        return
+    compiled = tf.function(lambda x: hvd.allreduce(x, name="compiled and different") * 2.0, jit_compile=True)
+    with pytest.raises(tf.errors.OpError, match="Mismatched ALLREDUCE tensor shapes"):
+        compiled(tf.ones([2 + hvd.rank()]))
+    np.testing.assert_allclose(hvd.allreduce(tf.ones([2]), name="after compiled"), [1.0, 1.0])

@@ -29,8 +29,8 @@ const INT32: c_int = 3;
 
 /// Why a kernel failed, as TensorFlow is told.
 pub(super) struct Failure {
-    code: c_int,
-    text: String,
+    pub(super) code: c_int,
+    pub(super) text: String,
 }
 
 impl From<Error> for Failure {
@@ -52,7 +52,7 @@ impl From<String> for Failure {
     }
 }
 
-type Answer<T> = Result<T, Failure>;
+pub(super) type Answer<T> = Result<T, Failure>;
 
 /// What a node says, read once.
 struct Kernel {
@@ -337,13 +337,13 @@ impl Call {
 }
 
 /// Runs `work` so that a panic is a failure like any other: it must not reach TensorFlow's frames.
-fn guarded<T>(work: impl FnOnce() -> Answer<T>) -> Answer<T> {
+pub(super) fn guarded<T>(work: impl FnOnce() -> Answer<T>) -> Answer<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(Error::Bug("a panic in a TensorFlow kernel; see the standard error output".into()).into())
     })
 }
 
-fn engine() -> Answer<Engine> {
+pub(super) fn engine() -> Answer<Engine> {
     job::current().ok_or_else(|| Failure {
         code: FAILED_PRECONDITION,
         text: "Horovod has not been initialized; use hvd.init().".into(),
