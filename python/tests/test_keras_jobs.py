@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 from test_jobs import run_job
 
-if importlib.util.find_spec("keras") is None:
-    pytest.skip("no Keras in this environment; `scripts/python_test tf` runs these", allow_module_level=True)
-
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 BACKENDS = [name for name in ("tensorflow", "torch", "jax") if importlib.util.find_spec(name) is not None]
@@ -35,9 +32,19 @@ def test_cases_on_two_ranks(backend: str) -> None:
     cases(2, backend)
 
 
-def test_cases_on_two_ranks_of_the_tensorflow_front() -> None:
-    cases(2, "tensorflow", CORRO_TEST_FRONT="tensorflow")
+def test_cases_of_the_tensorflow_front() -> None:
+    chosen = "reduced or batches_of_all or warmup or saving or local_variables or embeddings or values or resumes"
+    cases(2, "tensorflow", CORRO_TEST_FRONT="tensorflow", PYTEST_ADDOPTS=f"-k '{chosen}'")
 
 
 def test_cases_alone() -> None:
     cases(1, BACKENDS[-1])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_digits_are_learned(size: int) -> None:
+    # The backends learn alike; each number of ranks is a run of another one.
+    backend = BACKENDS[(size // 2) % len(BACKENDS)]
+    text = run(size, backend, str(ROOT / "examples" / "keras" / "digits.py"))
+    accuracy = float(text.split("test accuracy ")[1].split("%")[0])
+    assert accuracy >= 97, text

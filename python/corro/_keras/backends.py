@@ -38,8 +38,8 @@ class Backend(Protocol):
     def only_if(self, condition: Any, change: Any, tensors: list[Any]) -> list[Any]:
         """`change(tensors)` in those steps of a compiled loop in which the condition holds."""
 
-    def can_jit(self) -> bool:
-        """Whether `grouped_allreduce` works in a step that Keras compiled with `jit_compile=True`."""
+    def jit_problem(self) -> str:
+        """Why `grouped_allreduce` does not work in a step that Keras compiled with `jit_compile=True`; "" if it does."""
 
     def internal_error(self, error: BaseException) -> str | None:
         """What went wrong, if `error` is how the backend hands on a failed collective; None if it is something else."""

@@ -3,7 +3,7 @@
 | place | what it learns |
 | --- | --- |
 | the progress bar | `verbose="auto"`, the default, shows it on rank 0 only; `verbose=1` shows it where it is said |
-| `compile(jit_compile=...)` | XLA can't hold what reduces gradients on TensorFlow: "auto" avoids it, `True` is refused |
+| `compile(jit_compile=...)` | where XLA can't hold what reduces gradients, "auto" avoids it and `True` is refused |
 | `LossScaleOptimizer` | whether gradients are finite is decided together: ranks that skip different steps wait forever |
 
 Each is a method of Keras's that asks us first; nothing changes for models without a distributed optimizer, except the
@@ -75,11 +75,12 @@ def _set_params(original: Callable[..., Any], logger: Any, params: dict[str, Any
 
 def _compile(backend: Any, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind(model, *args, **kwargs)
-    if distributed_part(given.arguments.get("optimizer")) is not None and not backend.can_jit():
+    problem = backend.jit_problem() if distributed_part(given.arguments.get("optimizer")) is not None else ""
+    if problem:
         if given.arguments.get("jit_compile", "auto") not in ("auto", False, None):
             raise ValueError(
-                "jit_compile=True cannot be used with a DistributedOptimizer on TensorFlow: XLA has no operation that "
-                "reduces gradients over ranks. Say model.compile(..., jit_compile=False), or leave it out."
+                f"jit_compile=True does not work with a DistributedOptimizer here: {problem}. "
+                f"Say model.compile(..., jit_compile=False), or leave it out."
             )
         given.arguments["jit_compile"] = False
     return original(*given.args, **given.kwargs)

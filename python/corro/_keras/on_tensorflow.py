@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import corro.tensorflow as hvd
+from corro import _native
 from corro._errors import HorovodInternalError
 from corro._front.process_sets import ProcessSet
 from corro.tensorflow.compression import Compression
@@ -75,8 +76,10 @@ def only_if(condition: Any, change: Callable[[list[Any]], list[Any]], tensors: l
     return change(tensors)
 
 
-def can_jit() -> bool:
-    return False
+def jit_problem() -> str:
+    if tf.config.list_physical_devices("GPU"):
+        return "what reduces gradients in a program of XLA's works on the CPU only, and this one would be for a GPU"
+    return _native.tensorflow_xla_problem() or ""
 
 
 def internal_error(error: BaseException) -> str | None:

@@ -27,7 +27,7 @@ def load_model(
     described = getattr(getattr(model, "_compile_config", None), "config", None)
     if isinstance(described, dict) and "optimizer" in described:
         described["optimizer"] = distributed
-    if getattr(model, "jit_compile", False) and not backend_of(keras).can_jit():
+    if getattr(model, "jit_compile", False) and backend_of(keras).jit_problem():
         model.jit_compile = False
     model.train_function = None
     return model
