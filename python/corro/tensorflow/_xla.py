@@ -16,10 +16,11 @@ from corro._front.process_sets import ProcessSet
 # By what the engine's function is known to XLA; also in crates/corro-python/src/tensorflow/xla.rs.
 _TARGET = "corro_collective"
 # The engine's numbers.
-_DTYPES = {
-    **{"uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "int32": 4, "int64": 5, "float16": 6, "float32": 7},
-    **{"float64": 8, "bool": 9, "bfloat16": 10, "uint32": 11, "uint64": 12},
-}
+_NAMES = (
+    *("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool"),
+    *("bfloat16", "uint32", "uint64"),
+)
+_DTYPES = {name: number for number, name in enumerate(_NAMES)}
 _INSTEAD = "Leave jit_compile=True out of this tf.function (in Keras: model.compile(..., jit_compile=False))"
 
 
@@ -88,7 +89,7 @@ def _call(kind: str, tensor: Any, name: str | None, which: int, factors: tuple[f
     if not tensor.shape.is_fully_defined():
         raise NotImplementedError(
             f"hvd.{kind} in a function with jit_compile=True needs a tensor whose shape is known, not {tensor.shape}. "
-            f"Call the function with tensors of fixed shapes (reduce_retracing and input_signature may hide them), or: {_INSTEAD}."
+            f"Call the function with tensors of fixed shapes (input_signature may hide them). Or: {_INSTEAD}."
         )
     if not 0 <= which < 256:
         raise ValueError(f"{kind} received invalid root rank {which}.")

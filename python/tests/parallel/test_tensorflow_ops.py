@@ -332,7 +332,7 @@ def test_compiled_by_xla():
 
 
 def test_what_cannot_be_compiled_says_what_to_change():
-    compiled = tf.function(lambda x: hvd.allgather(x), jit_compile=True)
+    compiled = tf.function(hvd.allgather, jit_compile=True)
     with pytest.raises(NotImplementedError, match="Leave jit_compile=True out"):
         compiled(tf.ones([2]))
     unknown = tf.function(hvd.allreduce, jit_compile=True, input_signature=[tf.TensorSpec([None])])
