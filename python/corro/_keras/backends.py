@@ -66,5 +66,6 @@ def backend_of(keras: Any) -> Any:
 
 def is_keras2(keras: Any) -> bool:
     """Whether this is the old Keras, which the package `tf_keras` keeps alive."""
-    version = getattr(keras, "__version__", None) or keras.version()
-    return int(version.split(".")[0]) < 3
+    # What `tf.keras` then stands for is a part of that package without a version of its own.
+    version = getattr(keras, "__version__", None)
+    return version is None or int(version.split(".")[0]) < 3
