@@ -39,9 +39,10 @@ lint: ## format, clippy, floors, generated files
 unit: ## unit, conformance, fault and process tests
 	$(CARGO) test --workspace
 
-python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch
+python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow and Keras
 	CORRO_GLIBC=here scripts/wheel
 	scripts/python_test new
+	scripts/python_test tf
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
 	scripts/wheel
@@ -63,8 +64,9 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	.venv-bench/bin/python bench/collectives.py
 	.venv-bench/bin/python bench/two_hosts.py
 
-versions: wheel ## the same wheel with an old torch, and with Python 3.12 where there is one
+versions: wheel ## the same wheel with an old torch and an old TensorFlow, and with Python 3.12 where there is one
 	scripts/python_test old
+	scripts/python_test tf-old
 	scripts/python_test 312
 
 deep: ## longer fuzzing and race checking, and Miri where a nightly toolchain is installed

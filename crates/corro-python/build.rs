@@ -1,5 +1,7 @@
 //! Builds `shim/lib.rs`, the library that `tf.load_op_library` opens; maturin puts it into the wheel.
 
+#![expect(clippy::disallowed_methods, reason = "cargo's variables are not the user's")]
+
 use std::path::PathBuf;
 use std::process::Command;
 

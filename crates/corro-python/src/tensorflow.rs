@@ -8,6 +8,7 @@
 //! | [`api`] | TensorFlow's functions |
 //! | [`done`] | the call-back of an asynchronous kernel |
 //! | [`ops`] | definitions and shapes |
+//! | [`node`] | one node, and one call of its kernel |
 //! | [`kernel`] | from a node to a submission, and back |
 //! | [`xla`] | collectives in compiled code |
 
@@ -16,6 +17,7 @@
 mod api;
 mod done;
 mod kernel;
+mod node;
 mod ops;
 mod xla;
 

@@ -51,7 +51,7 @@ def _flat(structure: Any) -> list[Any]:
 
 
 def _distributed(tape: Any, reduction: Reduction) -> Any:
-    kind = type(tape.__class__.__name__, (_Distributed, tape.__class__), {})
+    kind: Any = type(tape.__class__.__name__, (_Distributed, tape.__class__), {})
     wrapped = kind.__new__(kind)
     # One set of attributes for both: the tape may be wrapped while it records, and is ended by its own `with`.
     wrapped.__dict__ = tape.__dict__

@@ -17,7 +17,7 @@ from corro.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 _Legacy = tf.compat.v1.train.Optimizer
 
 
-class _DistributedOptimizer(_Legacy):
+class _DistributedOptimizer(_Legacy):  # type: ignore[valid-type]
     """Wraps an optimizer of TensorFlow 1: reduces what `compute_gradients` gives."""
 
     def __init__(
@@ -75,7 +75,7 @@ class _DistributedOptimizer(_Legacy):
         return self._optimizer.variables(*args, **kwargs)
 
 
-class _DistributedAdasumOptimizer(_Legacy):
+class _DistributedAdasumOptimizer(_Legacy):  # type: ignore[valid-type]
     """Every rank takes its own step; what the steps changed is combined by Adasum."""
 
     def __init__(

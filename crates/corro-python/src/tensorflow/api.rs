@@ -211,9 +211,8 @@ impl Tensor {
     /// The elements of an int32 tensor.
     pub(super) fn int32s(&self) -> Vec<i32> {
         let count = self.bytes() / 4;
-        let data = self.data().cast::<i32>();
-        // SAFETY: the reference keeps the data, which TensorFlow aligns; every index is below the number of elements.
-        (0..count).map(|i| unsafe { data.add(i).read_unaligned() }).collect()
+        // SAFETY: the reference keeps the data; every index is below the number of elements.
+        (0..count).map(|i| i32::from_ne_bytes(unsafe { self.data().add(4 * i).cast::<[u8; 4]>().read() })).collect()
     }
 }
 

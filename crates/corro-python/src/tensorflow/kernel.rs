@@ -5,7 +5,7 @@
 //! threads as they like. Tensors are not copied: the engine reads the input where it is and writes into TensorFlow's output,
 //! which is the input itself where TensorFlow allows that.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +15,7 @@ use corro_engine::{Device, Engine, Kind, Outcome, Output, Submission, Ticket};
 
 use super::api::{Api, Compute, ComputeAsync, Construction, Context, Create, DoneCallback, Status, Tensor, api};
 use super::done::Done;
+use super::node::{Attributes, Call};
 use super::ops::{OPS, Op};
 use crate::{job, names};
 
@@ -24,8 +25,6 @@ const INVALID_ARGUMENT: c_int = 3;
 const FAILED_PRECONDITION: c_int = 9;
 const ABORTED: c_int = 10;
 const INTERNAL: c_int = 13;
-
-const INT32: c_int = 3;
 
 /// Why a kernel failed, as TensorFlow is told.
 pub(super) struct Failure {
@@ -90,7 +89,7 @@ impl Kernel {
     }
 
     /// The process set: the attribute, or the one input behind the first `own`.
-    fn set(&self, call: &Call, own: usize) -> Answer<u32> {
+    fn set(&self, call: Call, own: usize) -> Answer<u32> {
         let number = if call.inputs() > own {
             call.input(own)?.int32s().first().copied().map_or(self.set, i64::from)
         } else {
@@ -146,7 +145,7 @@ impl Kernel {
     }
 
     /// Submits what this call of the kernel is for.
-    fn submissions(&self, call: &Call) -> Answer<Vec<Submission>> {
+    fn submissions(&self, call: Call) -> Answer<Vec<Submission>> {
         match self.op {
             Op::GroupedAllreduce | Op::GroupedAllgather | Op::GroupedReducescatter => {
                 // The last input may be the process set; which one is, the outputs tell.
@@ -172,7 +171,7 @@ impl Kernel {
         }
     }
 
-    fn submission(&self, call: &Call, i: usize, set: u32, name: String, splits: Vec<usize>) -> Answer<Submission> {
+    fn submission(&self, call: Call, i: usize, set: u32, name: String, splits: Vec<usize>) -> Answer<Submission> {
         let kind = self.kind(splits)?;
         let input = call.input(i)?;
         let (number, dims) = (input.dtype(), input.dims());
@@ -188,7 +187,6 @@ impl Kernel {
                 (input, Output::InPlace(buffer(output)))
             }
             _ => {
-                let call = *call;
                 let allocate = move |shape: &Shape| {
                     call.allocate(i, number, &shape.0).map(buffer).map_err(|failure| Error::io("output", failure.text))
                 };
@@ -199,7 +197,7 @@ impl Kernel {
     }
 
     /// Gives TensorFlow what is not a tensor that the engine has written.
-    fn finish(&self, call: &Call, outcome: &Outcome) -> Answer<()> {
+    fn finish(&self, call: Call, outcome: &Outcome) -> Answer<()> {
         match self.op {
             Op::Alltoall => {
                 let received: Vec<i32> = outcome.received_splits.iter().map(|rows| *rows as i32).collect();
@@ -246,116 +244,6 @@ fn buffer(tensor: Tensor) -> Buffer {
     unsafe { Buffer::from_raw(at, bytes, Box::new(tensor)) }
 }
 
-/// Large outputs are fresh from the system: written a small page at a time, that costs as much as reducing them.
-fn want_large_pages(tensor: &Tensor) {
-    const LARGE: usize = 8 << 20;
-    const PAGE: usize = 4096;
-    let (start, bytes) = (tensor.data().addr(), tensor.bytes());
-    if bytes < LARGE {
-        return;
-    }
-    let first = start.next_multiple_of(PAGE);
-    let whole = (start + bytes - first) / PAGE * PAGE;
-    // SAFETY: whole pages of the tensor's own memory. It is advice: nothing changes but the size of pages, if anything.
-    unsafe { libc::madvise(tensor.data().add(first - start).cast(), whole, libc::MADV_HUGEPAGE) };
-}
-
-/// One call of a kernel. TensorFlow keeps the context until it is told that the kernel is done.
-#[derive(Clone, Copy)]
-struct Call(*mut Context);
-
-// SAFETY: an asynchronous kernel may use its context on any thread, one at a time: the engine makes outputs and reports
-// outcomes of one operation one after the other, and those of a group under a lock of their process set.
-unsafe impl Send for Call {}
-
-impl Call {
-    fn inputs(&self) -> usize {
-        // SAFETY: the context is TensorFlow's and alive.
-        usize::try_from(unsafe { (api().TF_NumInputs)(self.0) }).unwrap_or(0)
-    }
-
-    fn outputs(&self) -> usize {
-        // SAFETY: as above.
-        usize::try_from(unsafe { (api().TF_NumOutputs)(self.0) }).unwrap_or(0)
-    }
-
-    fn input(&self, i: usize) -> Answer<Tensor> {
-        let status = Status::new();
-        let mut tensor = std::ptr::null_mut();
-        // SAFETY: as above; the reference that it gives is ours.
-        unsafe {
-            (api().TF_GetInput)(self.0, i as c_int, &raw mut tensor, status.raw());
-            status.check()?;
-            Ok(Tensor::own(tensor))
-        }
-    }
-
-    /// Room for an output of the shape of input `i`, and whether that is the input itself.
-    fn forward_or_allocate(&self, i: usize, dims: &[usize]) -> Answer<(Tensor, bool)> {
-        let status = Status::new();
-        let dims: Vec<i64> = dims.iter().map(|d| *d as i64).collect();
-        let (candidate, mut forwarded) = (i as c_int, -1);
-        // SAFETY: as above; the arrays live through the call.
-        unsafe {
-            let tensor = (api().TF_ForwardInputOrAllocateOutput)(
-                self.0,
-                &raw const candidate,
-                1,
-                candidate,
-                dims.as_ptr(),
-                dims.len() as c_int,
-                &raw mut forwarded,
-                status.raw(),
-            );
-            status.check()?;
-            let tensor = Tensor::own(tensor);
-            if forwarded != candidate {
-                want_large_pages(&tensor);
-            }
-            Ok((tensor, forwarded == candidate))
-        }
-    }
-
-    fn allocate(&self, i: usize, dtype: c_int, dims: &[usize]) -> Answer<Tensor> {
-        let status = Status::new();
-        let dims: Vec<i64> = dims.iter().map(|d| *d as i64).collect();
-        // SAFETY: as above. TensorFlow computes the size itself and ignores the one that is given.
-        unsafe {
-            let tensor = (api().TF_AllocateOutput)(
-                self.0,
-                i as c_int,
-                dtype,
-                dims.as_ptr(),
-                dims.len() as c_int,
-                0,
-                status.raw(),
-            );
-            status.check()?;
-            let tensor = Tensor::own(tensor);
-            want_large_pages(&tensor);
-            Ok(tensor)
-        }
-    }
-
-    fn put_int32s(&self, i: usize, dims: &[usize], values: &[i32]) -> Answer<()> {
-        let tensor = self.allocate(i, INT32, dims)?;
-        let data = tensor.data().cast::<i32>();
-        for (at, value) in values.iter().enumerate() {
-            // SAFETY: the tensor has as many elements as there are values.
-            unsafe { data.add(at).write_unaligned(*value) };
-        }
-        Ok(())
-    }
-
-    fn report(&self, answer: Answer<()>) {
-        if let Err(Failure { code, text }) = answer {
-            let status = Status::failure(code, &text);
-            // SAFETY: as above; TensorFlow copies the status.
-            unsafe { (api().TF_OpKernelContext_Failure)(self.0, status.raw()) };
-        }
-    }
-}
-
 /// Runs `work` so that a panic is a failure like any other: it must not reach TensorFlow's frames.
 pub(super) fn guarded<T>(work: impl FnOnce() -> Answer<T>) -> Answer<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
@@ -372,7 +260,7 @@ pub(super) fn engine() -> Answer<Engine> {
 
 /// A collective that waits where it is called: in eager execution, where somebody waits for it anyway, and then the engine
 /// is fastest in the hands of the one who waits.
-fn run_here(kernel: &Kernel, call: &Call) -> Answer<()> {
+fn run_here(kernel: &Kernel, call: Call) -> Answer<()> {
     let engine = engine()?;
     let outcome = if kernel.op == Op::Join {
         engine.join()?.wait()?
@@ -414,7 +302,7 @@ impl Pending {
     fn one_ended(this: &Mutex<Self>, result: Result<Outcome, Error>) {
         let mut pending = this.lock().unwrap_or_else(PoisonError::into_inner);
         let finished = match result {
-            Ok(outcome) => guarded(|| pending.kernel.finish(&pending.call, &outcome)),
+            Ok(outcome) => guarded(|| pending.kernel.finish(pending.call, &outcome)),
             Err(error) => Err(error.into()),
         };
         if pending.answer.is_ok() {
@@ -442,7 +330,7 @@ fn start(kernel: &'static Kernel, call: Call, done: Done) -> Result<(), (Failure
         if kernel.op == Op::Join {
             return Ok(vec![engine.join()?]);
         }
-        let mut submissions = kernel.submissions(&call)?;
+        let mut submissions = kernel.submissions(call)?;
         Ok(match submissions.pop() {
             Some(only) if submissions.is_empty() => {
                 // Nothing else is under way: what follows in the graph most likely waits for this, so be quick about it.
@@ -475,7 +363,7 @@ unsafe extern "C" fn compute_async(kernel: *mut c_void, context: *mut Context, c
     // SAFETY: the call has not returned.
     let done = if kernel.eager { None } else { unsafe { Done::copy(callback) } };
     let answer = match done {
-        None => guarded(|| run_here(kernel, &call)),
+        None => guarded(|| run_here(kernel, call)),
         Some(done) => match start(kernel, call, done) {
             Ok(()) => return,
             Err((failure, done)) => {
@@ -500,7 +388,7 @@ unsafe extern "C" fn compute(kernel: *mut c_void, context: *mut Context) {
     call.report(guarded(|| {
         let engine = engine()?;
         let members = || -> Answer<Vec<usize>> {
-            let set = kernel.set(&call, 0)?;
+            let set = kernel.set(call, 0)?;
             engine.process_set(set).ok_or_else(|| {
                 Error::Usage(format!("process set {set} does not exist, or has not been registered")).into()
             })
@@ -575,89 +463,4 @@ pub(super) fn register_all(api: &Api) -> Result<(), String> {
         status.check()?;
     }
     Ok(())
-}
-
-/// The attributes of a node.
-struct Attributes(*mut Construction);
-
-impl Attributes {
-    fn name(&self) -> String {
-        // SAFETY: the construction is TensorFlow's; the text belongs to it and is copied.
-        unsafe {
-            let view = (api().TF_OpKernelConstruction_GetName)(self.0);
-            String::from_utf8_lossy(std::slice::from_raw_parts(view.data.cast(), view.len)).into_owned()
-        }
-    }
-
-    fn has(&self, name: &CStr) -> Answer<bool> {
-        let status = Status::new();
-        // SAFETY: as above.
-        let has = unsafe { (api().TF_OpKernelConstruction_HasAttr)(self.0, name.as_ptr(), status.raw()) };
-        status.check()?;
-        Ok(has)
-    }
-
-    fn integer(&self, name: &CStr) -> Answer<Option<i64>> {
-        if !self.has(name)? {
-            return Ok(None);
-        }
-        let (status, mut value) = (Status::new(), 0);
-        // SAFETY: as above; the value is written before the call returns.
-        unsafe {
-            (api().TF_OpKernelConstruction_GetAttrInt64)(self.0, name.as_ptr(), &raw mut value, status.raw());
-        }
-        status.check()?;
-        Ok(Some(value))
-    }
-
-    fn flag(&self, name: &CStr) -> Answer<bool> {
-        if !self.has(name)? {
-            return Ok(false);
-        }
-        let (status, mut value) = (Status::new(), 0);
-        // SAFETY: as above.
-        unsafe { (api().TF_OpKernelConstruction_GetAttrBool)(self.0, name.as_ptr(), &raw mut value, status.raw()) };
-        status.check()?;
-        Ok(value != 0)
-    }
-
-    /// A scale factor; 1 where the operation has none.
-    fn factor(&self, name: &CStr) -> Answer<f64> {
-        if !self.has(name)? {
-            return Ok(1.0);
-        }
-        let (status, mut value) = (Status::new(), 0.0);
-        // SAFETY: as above.
-        unsafe { (api().TF_OpKernelConstruction_GetAttrFloat)(self.0, name.as_ptr(), &raw mut value, status.raw()) };
-        status.check()?;
-        Ok(f64::from(value))
-    }
-
-    fn text(&self, name: &CStr) -> Answer<Option<String>> {
-        if !self.has(name)? {
-            return Ok(None);
-        }
-        let (status, mut list, mut total) = (Status::new(), 0, 0);
-        // SAFETY: as above; the text is written into as many bytes as were asked for.
-        unsafe {
-            (api().TF_OpKernelConstruction_GetAttrSize)(
-                self.0,
-                name.as_ptr(),
-                &raw mut list,
-                &raw mut total,
-                status.raw(),
-            );
-            status.check()?;
-            let mut bytes = vec![0u8; usize::try_from(total).unwrap_or(0)];
-            (api().TF_OpKernelConstruction_GetAttrString)(
-                self.0,
-                name.as_ptr(),
-                bytes.as_mut_ptr().cast(),
-                bytes.len(),
-                status.raw(),
-            );
-            status.check()?;
-            Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
-        }
-    }
 }
