@@ -64,6 +64,9 @@ class State(ObjectState):
         super().save()
 
     def restore(self) -> None:
+        if getattr(self.model, "_jax_state", None) is not None:
+            # What a step that failed has left behind must not be fetched over what is restored now.
+            self.model._jax_state = None
         for variable, array in zip(self._variables(), self._saved_variables, strict=True):
             variable.assign(array)
         super().restore()
