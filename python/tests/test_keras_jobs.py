@@ -12,6 +12,8 @@ from test_jobs import run_job
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 BACKENDS = [name for name in ("tensorflow", "torch", "jax") if importlib.util.find_spec(name) is not None]
+# Torch compiles nothing.
+QUICKEST = "torch" if "torch" in BACKENDS else "tensorflow"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
 
@@ -38,13 +40,12 @@ def test_cases_of_the_tensorflow_front() -> None:
 
 
 def test_cases_alone() -> None:
-    cases(1, BACKENDS[-1])
+    cases(1, QUICKEST)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_digits_are_learned(size: int) -> None:
-    # The backends learn alike; each number of ranks is a run of another one.
-    backend = BACKENDS[(size // 2) % len(BACKENDS)]
+@pytest.mark.parametrize(("size", "backend"), [(2, BACKENDS[-1]), (4, QUICKEST)])
+def test_digits_are_learned(size: int, backend: str) -> None:
+    """As well as by one rank, which reaches 97 to 98 %."""
     text = run(size, backend, str(ROOT / "examples" / "keras" / "digits.py"))
     accuracy = float(text.split("test accuracy ")[1].split("%")[0])
     assert accuracy >= 97, text
