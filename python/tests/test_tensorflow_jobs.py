@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,29 @@ def test_job(name: str, tmp_path: Path) -> None:
     script.write_text(text)
     job = run_job(size, sys.executable, str(script), **FEW_THREADS)
     assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
+
+
+TRAINING = """
+import sys, tensorflow as tf, corro.tensorflow as hvd
+from corro.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
+hvd.init()
+config = TfDataServiceConfig.read(sys.argv[1], wait_for_file_creation=True)
+with tf_data_service(config, hvd.rank()) as address:
+    data = tf.data.Dataset.range(20).map(lambda x: x * 2)
+    data = data.send_to_data_service(config, hvd.rank(), hvd.size(), reuse_dataset=True)
+    mine = [int(x) for x in data]
+    everyone = sorted(x for part in hvd.allgather_object(mine) for x in part)
+    assert everyone == [2 * i for i in range(20)], everyone
+    hvd.barrier()
+"""
+
+
+def test_a_data_service_beside_the_training(tmp_path: Path) -> None:
+    script, config = tmp_path / "training.py", tmp_path / "config.json"
+    script.write_text(TRAINING)
+    with ThreadPoolExecutor() as pool:
+        worker = [sys.executable, "-m", "corro.tensorflow.data.compute_worker", str(config)]
+        workers = pool.submit(run_job, 2, *worker, **FEW_THREADS)
+        training = pool.submit(run_job, 2, sys.executable, str(script), str(config), **FEW_THREADS)
+        for job in (training.result(), workers.result()):
+            assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
