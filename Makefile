@@ -40,10 +40,11 @@ unit: ## unit, conformance, fault and process tests
 	scripts/mpi_env
 	$(CARGO) test --workspace
 
-python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch
+python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow and Keras
 	CORRO_GLIBC=here scripts/wheel
 	scripts/python_test new
 	$(CARGO) test --quiet -p corro-launch --test surroundings -- --ignored torchrun
+	scripts/python_test tf
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
 	scripts/wheel
@@ -70,9 +71,13 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	.venv-test/bin/python bench/python_ops.py
 	.venv-test/bin/python bench/training.py
 	.venv-test/bin/python bench/elastic.py
+	scripts/python_install tf
+	.venv-test-tf/bin/python bench/tensorflow_ops.py
+	.venv-test-tf/bin/python bench/keras_fit.py
 
-versions: wheel ## the same wheel with an old torch, and with Python 3.12 where there is one
+versions: wheel ## the same wheel with an old torch and an old TensorFlow, and with Python 3.12 where there is one
 	scripts/python_test old
+	scripts/python_test tf-old
 	scripts/python_test 312
 
 deep: ## longer fuzzing and race checking, and Miri where a nightly toolchain is installed

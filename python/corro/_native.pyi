@@ -141,3 +141,9 @@ def payload() -> bytes:
 
 def give_result(bytes: bytes) -> None:  # noqa: A002
     """In a rank: what the starter of the job is to get."""
+
+def tensorflow_problem() -> str | None:
+    """Why TensorFlow has no operations of Corro's; None if `tf.load_op_library` has registered them."""
+
+def tensorflow_xla_problem() -> str | None:
+    """Makes collectives known to XLA; why that is not possible, or None."""

@@ -133,6 +133,15 @@ impl Engine {
         Ok(self.set(set)?.name(kind))
     }
 
+    /// As [`Engine::submit`], and does the engine's work for a moment. A small tensor that all ranks submit at about the
+    /// same time is then done without anybody being woken; if not, nothing is lost, and nobody has waited for long.
+    pub fn submit_and_help(&self, submission: Submission) -> Result<Ticket> {
+        let set = self.set(submission.set)?;
+        let promise = set.submit(submission, true)?;
+        set.drive_a_while(&promise, &mut || true);
+        Ok(Ticket { promise, set })
+    }
+
     /// Submits several tensors that complete together; if one of them is refused, none is submitted.
     pub fn submit_group(&self, submissions: Vec<Submission>) -> Result<Vec<Ticket>> {
         let Some(first) = submissions.first() else { return Ok(vec![]) };

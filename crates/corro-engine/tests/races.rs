@@ -43,7 +43,7 @@ mod set {
         pub(crate) fn looked(&self) {
             let _ = self;
         }
-
+    }
 }
 
 /// Runs `model` with many schedules.

@@ -49,6 +49,20 @@ pub(crate) fn unnamed(set: u32, kind: &str) -> Option<String> {
     running().as_ref()?.engine.name(set, kind).ok()
 }
 
+/// The place of this process among those of its host, and how many they are.
+pub(crate) fn local_place() -> (usize, usize) {
+    let place = |running: &Running| match &running.seat {
+        Some(seat) => (seat.local_rank, seat.local_size),
+        None => (running.engine.local_rank(), running.engine.local_size()),
+    };
+    running().as_ref().map_or((0, 1), place)
+}
+
+/// The engine, if there is one: for callers without Python.
+pub(crate) fn current() -> Option<Engine> {
+    running().as_ref().map(|running| running.engine.clone())
+}
+
 #[pyfunction]
 pub(crate) fn init(py: Python<'_>) -> PyResult<()> {
     if is_initialized() {

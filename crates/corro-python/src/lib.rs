@@ -15,6 +15,7 @@
 //! | [`output`] | results in memory that the engine has allocated |
 //! | [`settings`] | knobs that Python code asks for |
 //! | [`starter`] | starting jobs, for `corro.runner` |
+//! | [`tensorflow`] | TensorFlow's operations |
 
 mod elastic;
 mod error;
@@ -26,6 +27,7 @@ mod ops;
 mod output;
 mod settings;
 mod starter;
+mod tensorflow;
 
 use pyo3::prelude::*;
 
@@ -50,4 +52,6 @@ mod _native {
     use crate::settings::{flag, foreign, setting};
     #[pymodule_export]
     use crate::starter::{give_result, payload, start_job};
+    #[pymodule_export]
+    use crate::tensorflow::{tensorflow_problem, tensorflow_xla_problem};
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,10 @@ import numpy as np
 
 class NumpyFront:
     name = "numpy"
+    # What some cases need: see `cases.needs`.
+    has = ("handles", "in place")
+    # Whether a group of no tensors is fine.
+    empty_groups = False
     dtypes = ("uint8", "int8", "uint16", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 
     def __init__(self) -> None:
@@ -25,6 +31,8 @@ class NumpyFront:
 
 class TorchFront:
     name = "torch"
+    has = ("handles", "in place")
+    empty_groups = False
     dtypes = (*("uint8", "int8", "int16", "int32", "int64"), *("float16", "bfloat16", "float32", "float64"))
 
     def __init__(self) -> None:
@@ -43,4 +51,74 @@ class TorchFront:
         return (tensor.double() if tensor.dtype == self.torch.bfloat16 else tensor).numpy()
 
 
-FRONTS = (NumpyFront, TorchFront)
+class TensorFlowFront:
+    """TensorFlow, eagerly. Its errors are TensorFlow's own: here they are those of the other fronts."""
+
+    name = "tensorflow"
+    has = ()
+    empty_groups = True
+    dtypes = (
+        *("uint8", "int8", "uint16", "int16", "int32", "int64", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64"),
+    )
+    graph = False
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        import corro.tensorflow as hvd
+
+        self.tf: Any = tf
+        self.hvd = self
+        self._hvd: Any = hvd
+        self.HorovodInternalError = hvd.HorovodInternalError
+
+    def tensor(self, values: Any, dtype: str = "float32") -> Any:
+        return self.tf.constant(values, dtype=getattr(self.tf, dtype))
+
+    def array(self, tensor: Any) -> Any:
+        tensor = self.tf.convert_to_tensor(tensor)
+        return (self.tf.cast(tensor, "float64") if tensor.dtype == self.tf.bfloat16 else tensor).numpy()
+
+    def join(self) -> int:
+        return int(self._hvd.join())
+
+    def allgather_object(self, obj: Any, name: str | None = None) -> list[Any]:
+        return self._hvd.allgather_object(obj, name=name)
+
+    def broadcast_object(self, obj: Any, root_rank: int, name: str | None = None) -> Any:
+        return self._hvd.broadcast_object(obj, root_rank, name=name)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._hvd, name)
+        moves = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
+        return self._translated(found) if name.removeprefix("grouped_") in moves else found
+
+    def _translated(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        errors = self.tf.errors
+
+        def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                if not self.graph:
+                    return operation(tensor, *args, **kwargs)
+                return self.tf.function(lambda tensor: operation(tensor, *args, **kwargs))(tensor)
+            except errors.InvalidArgumentError as error:
+                raise ValueError(str(error)) from error
+            except (errors.FailedPreconditionError, errors.UnknownError, errors.AbortedError) as error:
+                raise self.HorovodInternalError(str(error)) from error
+
+        return call
+
+
+class TensorFlowGraphFront(TensorFlowFront):
+    """TensorFlow, each operation in a graph."""
+
+    name = "tensorflow graph"
+    graph = True
+
+
+# Which framework's tests run is said by scripts/python_test: their environments are different.
+FRONTS = {
+    "torch": (NumpyFront, TorchFront),
+    "tensorflow": (TensorFlowFront, TensorFlowGraphFront),
+}[os.environ.get("CORRO_TEST_FRAMEWORK", "torch")]

@@ -1,15 +1,22 @@
 """The shared cases, for each front."""
 
 import pytest
-from cases import CASES
+from cases import cases_for
 from fronts import FRONTS
 
 
-@pytest.fixture(scope="module", params=FRONTS, ids=lambda front: front.name)
-def front(request):
-    return request.param()
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    ("front", "case"),
+    [pytest.param(front, case, id=f"{front.name}-{case.__name__}") for front in FRONTS for case in cases_for(front)],
+)
 def test_case(front, case):
-    case(front)
+    case(made(front))
+
+
+_made = {}
+
+
+def made(front):
+    if front not in _made:
+        _made[front] = front()
+    return _made[front]

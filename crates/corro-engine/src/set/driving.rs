@@ -38,6 +38,18 @@ impl ProcessSet {
 
     /// As [`ProcessSet::drive_until`], for a caller that counts as driver already.
     pub(crate) fn drive(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) -> bool {
+        self.drive_a_while(promise, go_on);
+        while !promise.is_kept() {
+            if !go_on() {
+                return promise.is_kept();
+            }
+            promise.sleep(NAP);
+        }
+        true
+    }
+
+    /// As [`ProcessSet::drive`], but where that would sleep, it leaves the rest to others.
+    pub(crate) fn drive_a_while(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) {
         let spins = if self.core.may_spin { SPINS } else { 0 };
         let mut idle = 0;
         let mut listening = false;
@@ -69,13 +81,6 @@ impl ProcessSet {
                 }
             });
         }
-        while !promise.is_kept() {
-            if !go_on() {
-                return promise.is_kept();
-            }
-            promise.sleep(NAP);
-        }
-        true
     }
 
     /// Looks what the neighbours say; they need not ring meanwhile.

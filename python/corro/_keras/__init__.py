@@ -1,0 +1,15 @@
+"""What `corro.keras` and `corro.tensorflow.keras` share: Keras 3 on TensorFlow, PyTorch and JAX.
+
+| module | holds |
+| --- | --- |
+| `backends` | which backend Keras runs on, and the front that reduces its tensors |
+| `on_tensorflow`, `on_torch`, `on_jax` | reducing tensors of one backend, also inside a compiled step |
+| `gradients` | which gradients are reduced, how, and in which groups |
+| `optimizer` | `DistributedOptimizer`: the user's optimizer with reduced gradients |
+| `values` | collectives on values, and the broadcast of variables: outside of any compiled step |
+| `callbacks`, `elastic` | what the callbacks and states do, whichever Keras they plug into |
+| `saving` | `load_model` |
+| `manners` | the places where Keras itself must know that it is one rank of several |
+
+Only the three `on_*` modules know a backend; a new way to reduce tensors of one is a change in one of them.
+"""

@@ -1,0 +1,71 @@
+"""Which backend Keras runs on, and the module that reduces its tensors."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol
+
+
+class Backend(Protocol):
+    """What a module `on_<backend>` offers. Tensors are the backend's own; inside a compiled step, its symbols."""
+
+    Compression: Any
+
+    def grouped_allreduce(
+        self,
+        tensors: list[Any],
+        name: str,
+        op: int,
+        prescale: float,
+        postscale: float,
+        compression: Any,
+        process_set: Any,
+    ) -> list[Any]:
+        """Every tensor, reduced over the ranks of the set."""
+
+    def allreduce_sparse(self, tensor: Any, name: str, op: int, compression: Any, process_set: Any) -> Any:
+        """A sparse tensor with the rows of all ranks."""
+
+    def is_sparse(self, tensor: Any) -> bool: ...
+
+    def densify(self, tensor: Any) -> Any: ...
+
+    def scale(self, tensor: Any, factor: float) -> Any: ...
+
+    def as_number(self, truth: Any) -> Any:
+        """0 or 1, as a tensor of integers."""
+
+    def only_if(self, condition: Any, change: Any, tensors: list[Any]) -> list[Any]:
+        """`change(tensors)` in those steps of a compiled loop in which the condition holds."""
+
+    def jit_problem(self) -> str:
+        """Why `grouped_allreduce` does not work in a step that Keras compiled with `jit_compile=True`; "" if it does."""
+
+    def internal_error(self, error: BaseException) -> str | None:
+        """What went wrong, if `error` is how the backend hands on a failed collective; None if it is something else."""
+
+
+# The name of Keras's backend: where its tensors are reduced.
+_MODULES = {
+    "tensorflow": "corro._keras.on_tensorflow",
+    "torch": "corro._keras.on_torch",
+    "jax": "corro._keras.on_jax",
+}
+
+
+def backend_of(keras: Any) -> Any:
+    """The module for the backend that `keras` runs on."""
+    name = "tensorflow" if is_keras2(keras) else keras.backend.backend()
+    if name not in _MODULES:
+        raise ImportError(
+            f"corro.keras trains on Keras's backends {', '.join(_MODULES)}, but Keras runs on {name!r}. "
+            f"Set KERAS_BACKEND to one of them."
+        )
+    return importlib.import_module(_MODULES[name])
+
+
+def is_keras2(keras: Any) -> bool:
+    """Whether this is the old Keras, which the package `tf_keras` keeps alive."""
+    # What `tf.keras` then stands for is a part of that package without a version of its own.
+    version = getattr(keras, "__version__", None)
+    return version is None or int(version.split(".")[0]) < 3

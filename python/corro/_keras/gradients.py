@@ -1,0 +1,142 @@
+"""Which gradients of a step are reduced, how, and in which groups. Knows no backend: that is an argument."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from corro._front import basics
+from corro._front.arguments import Average, Sum, set_size
+from corro._front.process_sets import ProcessSet
+from corro.common.util import split_list
+
+
+def path_of(variable: Any) -> str:
+    """The name by which ranks find each other's gradient of a variable."""
+    return getattr(variable, "path", None) or variable.name
+
+
+def same_variable(variable: Any) -> int:
+    """A number that a Keras variable and the backend's variable inside it have in common."""
+    inner = getattr(variable, "_value", None)
+    # A tf.Variable lives as long as the Keras variable around it; JAX makes a new array for every value.
+    return id(inner if hasattr(inner, "assign") else variable)
+
+
+def checked_groups(groups: Any, num_groups: int) -> Any:
+    """What `groups` and its predecessor ask for: None, a number of groups, or lists of variables."""
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups.", DeprecationWarning, stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return None
+    if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
+        return groups
+    lists = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
+    if not lists or any(not hasattr(variable, "shape") for group in groups for variable in group):
+        raise ValueError("groups must be a positive integer or a list of lists of variables.")
+    members = [same_variable(variable) for group in groups for variable in group]
+    if len(set(members)) != len(members):
+        raise ValueError("a variable can be in one of the groups only.")
+    return groups
+
+
+class Reducer:
+    """What the arguments of `DistributedOptimizer` say, ready to be used in every step."""
+
+    def __init__(
+        self,
+        backend: Any,
+        name: str,
+        op: int,
+        compression: Any,
+        sparse_as_dense: bool,
+        gradient_predivide_factor: float,
+        groups: Any,
+        process_set: ProcessSet,
+        scale_local_gradients: bool,
+    ) -> None:
+        if op not in (Average, Sum):
+            raise ValueError("the Keras DistributedOptimizer supports op=hvd.Average and op=hvd.Sum.")
+        if gradient_predivide_factor != 1.0 and op != Average:
+            raise ValueError("gradient_predivide_factor is only supported with op=hvd.Average.")
+        self.backend = backend
+        self.name = name
+        self.process_set = process_set
+        self._numbers = (op, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
+        self._compression = compression
+        self.sparse_as_dense = sparse_as_dense
+        self._groups = groups
+        self._scale_local = scale_local_gradients
+        self._local_variables: list[Any] = []
+        self._local_layers: list[Any] = []
+
+    def add_local_variable(self, variable: Any) -> None:
+        """This variable is trained by each rank for itself."""
+        self._local_variables.append(variable)
+
+    def add_local_layers(self, layers: Iterable[Any]) -> None:
+        # A layer that is not built yet has no variables yet: they are asked for in each step.
+        self._local_layers.extend(layers)
+
+    def _local(self) -> set[int]:
+        in_layers = [variable for layer in self._local_layers for variable in layer.trainable_weights]
+        return {same_variable(variable) for variable in (*self._local_variables, *in_layers)}
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to reduce with. A world of one that may grow is not alone."""
+        if not self.process_set.included():
+            return True
+        return set_size(self.process_set) == 1 and not basics.elastic_enabled()
+
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients of the ranks together; those that are None stay so."""
+        gradients = list(gradients)
+        basics.rank()  # raises when not initialised
+        if self.alone:
+            return gradients
+        local, shared = self._local(), []
+        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if gradient is None:
+                continue
+            if same_variable(variable) in local:
+                if self._scale_local:
+                    gradients[i] = self.backend.scale(gradient, 1.0 / set_size(self.process_set))
+            elif not self.backend.is_sparse(gradient):
+                shared.append(i)
+            elif self.sparse_as_dense:
+                gradients[i] = self.backend.densify(gradient)
+                shared.append(i)
+            else:
+                name = f"{self.name}.{path_of(variable)}"
+                gradients[i] = self.backend.allreduce_sparse(
+                    gradient, name, self._numbers[0], self._compression, self.process_set
+                )
+        for group in self._grouped(shared, variables, lambda i: str(gradients[i].dtype)):
+            name = f"{self.name}.{path_of(variables[group[0]])}"
+            tensors = [gradients[i] for i in group]
+            reduced = self.backend.grouped_allreduce(tensors, name, *self._numbers, self._compression, self.process_set)
+            for i, tensor in zip(group, reduced, strict=True):
+                gradients[i] = tensor
+        return gradients
+
+    def _grouped(self, shared: list[int], variables: Sequence[Any], dtype: Callable[[int], str]) -> list[list[int]]:
+        """The indices of the gradients that go together: as asked for, but of one dtype each."""
+        if self._groups is None:
+            parts = [shared]
+        elif isinstance(self._groups, int):
+            parts = split_list(shared, self._groups)
+        else:
+            number = {same_variable(v): n for n, group in enumerate(self._groups) for v in group}
+            parts = [[] for _ in range(len(self._groups) + 1)]
+            for i in shared:
+                parts[number.get(same_variable(variables[i]), len(self._groups))].append(i)
+        result: list[list[int]] = []
+        for part in parts:
+            by_dtype: dict[str, list[int]] = {}
+            for i in part:
+                by_dtype.setdefault(dtype(i), []).append(i)
+            result += by_dtype.values()
+        return result

@@ -1,0 +1,101 @@
+"""The three places where Keras itself must know that it is one rank of several.
+
+| place | what it learns |
+| --- | --- |
+| the progress bar | `verbose="auto"`, the default, shows it on rank 0 only; `verbose=1` shows it where it is said |
+| `compile(jit_compile=...)` | where XLA can't hold what reduces gradients, "auto" avoids it and `True` is refused |
+| `LossScaleOptimizer` | whether gradients are finite is decided together: ranks that skip different steps wait forever |
+
+Each is a method of Keras's that asks us first; nothing changes for models without a distributed optimizer, except the
+progress bar.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from corro._front import basics
+from corro._front.arguments import Min
+from corro._keras.backends import backend_of, is_keras2
+
+_TAUGHT = "_corro_taught"
+
+
+def is_distributed(optimizer: Any) -> bool:
+    return "_reducer" in getattr(optimizer, "__dict__", {})
+
+
+def distributed_part(optimizer: Any) -> Any:
+    """The distributed optimizer in `optimizer`, which Keras may have wrapped to scale losses; None if there is none."""
+    for candidate in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if candidate is not None and is_distributed(candidate):
+            return candidate
+    return None
+
+
+def quiet_progress_bar(keras: Any) -> None:
+    """Has the progress bar ask which rank this is."""
+    logger = keras.callbacks.ProgbarLogger
+    if is_keras2(keras):
+        return
+    _around(logger, "set_params", _set_params)
+
+
+def teach(keras: Any) -> None:
+    """Has Keras ask about what only matters with a distributed optimizer."""
+    if is_keras2(keras):
+        return
+    trainer = next(cls for cls in keras.Model.__mro__ if "compile" in cls.__dict__)
+    _around(trainer, "compile", functools.partial(_compile, backend_of(keras)))
+    _around(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
+
+
+def _around(cls: Any, method: str, ours: Callable[..., Any]) -> None:
+    """`cls.method(...)` becomes `ours(original, ...)`, once."""
+    original = cls.__dict__[method]
+    if hasattr(original, _TAUGHT):
+        return
+
+    @functools.wraps(original)
+    def asks(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return ours(original, self, *args, **kwargs)
+
+    setattr(asks, _TAUGHT, True)
+    setattr(cls, method, asks)
+
+
+def _set_params(original: Callable[..., Any], logger: Any, params: dict[str, Any]) -> Any:
+    if params.get("verbose") == "auto" and basics.is_initialized() and basics.rank() != 0:
+        params = {**params, "verbose": 0}
+    return original(logger, params)
+
+
+def _compile(backend: Any, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(original).bind(model, *args, **kwargs)
+    problem = backend.jit_problem() if distributed_part(given.arguments.get("optimizer")) is not None else ""
+    if problem:
+        if given.arguments.get("jit_compile", "auto") not in ("auto", False, None):
+            raise ValueError(
+                f"jit_compile=True does not work with a DistributedOptimizer here: {problem}. "
+                f"Say model.compile(..., jit_compile=False), or leave it out."
+            )
+        given.arguments["jit_compile"] = False
+    return original(*given.args, **given.kwargs)
+
+
+def _check_finite(original: Callable[..., Any], scaler: Any, grads: Any) -> Any:
+    finite = original(scaler, grads)
+    # A distributed optimizer around the scaler has reduced the gradients already, and with them what is not finite.
+    inner = scaler.inner_optimizer
+    if not is_distributed(inner) or inner._reducer.alone:
+        return finite
+    reducer = inner._reducer
+    backend = reducer.backend
+    number = backend.as_number(finite)
+    none = backend.Compression.none
+    name = f"{reducer.name}.finite"
+    (everywhere,) = backend.grouped_allreduce([number], name, Min, 1.0, 1.0, none, reducer.process_set)
+    return everywhere > 0

@@ -1,0 +1,91 @@
+"""Gradients that are TensorFlow tensors, eager or in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+import corro.tensorflow as hvd
+from corro import _native
+from corro._errors import HorovodInternalError
+from corro._front.process_sets import ProcessSet
+from corro.tensorflow.compression import Compression
+
+__all__ = ["Compression"]
+
+
+def grouped_allreduce(
+    tensors: list[Any],
+    name: str,
+    op: int,
+    prescale: float,
+    postscale: float,
+    compression: Any,
+    process_set: ProcessSet,
+) -> list[Any]:
+    return hvd.grouped_allreduce(
+        tensors,
+        compression=compression,
+        op=op,
+        prescale_factor=prescale,
+        postscale_factor=postscale,
+        process_set=process_set,
+        ignore_name_scope=True,
+        name=_op_name(name),
+    )
+
+
+def allreduce_sparse(tensor: Any, name: str, op: int, compression: Any, process_set: ProcessSet) -> Any:
+    return hvd.allreduce(
+        tensor,
+        compression=compression,
+        op=op,
+        name=_op_name(name),
+        process_set=process_set,
+        ignore_name_scope=True,
+    )
+
+
+def _op_name(name: str) -> str:
+    """The same name in every scope, of characters that may be in a node's name."""
+    return "".join(char if char.isascii() and (char.isalnum() or char in "_.") else "_" for char in name)
+
+
+def is_sparse(tensor: Any) -> bool:
+    return isinstance(tensor, tf.IndexedSlices)
+
+
+def densify(tensor: Any) -> Any:
+    return tf.convert_to_tensor(tensor)
+
+
+def scale(tensor: Any, factor: float) -> Any:
+    if isinstance(tensor, tf.IndexedSlices):
+        return tf.IndexedSlices(scale(tensor.values, factor), tensor.indices, tensor.dense_shape)
+    return tensor * tf.cast(factor, tensor.dtype)
+
+
+def as_number(truth: Any) -> Any:
+    return tf.cast(truth, tf.int32)
+
+
+def only_if(condition: Any, change: Callable[[list[Any]], list[Any]], tensors: list[Any]) -> list[Any]:
+    # Keras calls this in a branch of the graph that is only taken when the condition holds.
+    return change(tensors)
+
+
+def jit_problem() -> str:
+    if tf.config.list_physical_devices("GPU"):
+        return "what reduces gradients in a program of XLA's works on the CPU only, and this one would be for a GPU"
+    return _native.tensorflow_xla_problem() or ""
+
+
+def internal_error(error: BaseException) -> str | None:
+    if isinstance(error, HorovodInternalError):
+        return str(error)
+    # A kernel that fails can only say so by a status of TensorFlow's; its message names our operation.
+    if isinstance(error, (tf.errors.UnknownError, tf.errors.FailedPreconditionError, tf.errors.AbortedError)):
+        return str(error) if "Horovod" in str(error) or "corro" in str(error).lower() else None
+    return None

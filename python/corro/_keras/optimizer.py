@@ -1,0 +1,222 @@
+"""`DistributedOptimizer`: any Keras optimizer, with its gradients reduced over the ranks before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from corro._front.process_sets import ProcessSet
+from corro._keras import manners
+from corro._keras.backends import backend_of, is_keras2
+from corro._keras.gradients import Reducer, checked_groups
+from corro._keras.keras2 import DistributedKeras2
+
+
+class VariableList(list[Any]):
+    """The variables of an optimizer. Old scripts call it."""
+
+    def __call__(self) -> VariableList:
+        return self
+
+
+def distributed(
+    keras: Any,
+    optimizer: Any,
+    name: str | None,
+    compression: Any,
+    sparse_as_dense: bool,
+    gradient_predivide_factor: float,
+    op: int,
+    backward_passes_per_step: int,
+    average_aggregated_gradients: bool,
+    num_groups: int,
+    groups: Any,
+    process_set: ProcessSet,
+    local_layers: Any,
+    scale_local_gradients: bool,
+) -> Any:
+    """The same optimizer, whose steps use the gradients of all ranks of the set.
+
+    The result is an instance of a subclass of the optimizer's class and is saved as that class: a model saved with it is
+    loaded by plain Keras. An optimizer that has been built keeps its state; a new one is copied.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer) and not is_keras2(keras):
+        raise ValueError(
+            f"DistributedOptimizer takes an optimizer of the Keras in use ({keras.__name__} {keras.__version__}), "
+            f"such as keras.optimizers.Adam(), not {type(optimizer).__module__}.{type(optimizer).__name__}. "
+            f"For optimizers of tf.compat.v1 there is corro.tensorflow.DistributedOptimizer."
+        )
+    if manners.is_distributed(optimizer):
+        raise ValueError("this optimizer is distributed already: wrapping it twice would reduce gradients twice.")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0.")
+    reducer = Reducer(
+        backend_of(keras),
+        name or f"Distributed{type(optimizer).__name__}",
+        op,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        checked_groups(groups, num_groups),
+        process_set,
+        scale_local_gradients,
+    )
+    reducer.add_local_layers(_checked_layers(keras, local_layers))
+    manners.teach(keras)
+    mixin = DistributedKeras2 if is_keras2(keras) else DistributedKeras3
+    twin = _twin(optimizer, mixin)
+    twin._distribute(reducer, backward_passes_per_step, average_aggregated_gradients)
+    return twin
+
+
+def _checked_layers(keras: Any, layers: Any) -> list[Any]:
+    listed = [] if layers is None else list(layers) if isinstance(layers, (list, tuple)) else [layers]
+    if any(not isinstance(layer, keras.layers.Layer) for layer in listed):
+        raise ValueError("local_layers must be a Keras layer or a list of Keras layers.")
+    return listed
+
+
+def _twin(optimizer: Any, mixin: type) -> Any:
+    """An optimizer like this one, with the methods of `mixin` before its own."""
+    cls = type(optimizer)
+    # Keras writes `optimizer.__class__` into a saved model, and finds registered classes by it.
+    namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__class__": property(lambda self: cls)}
+    new: Any = object.__new__(type(cls.__name__, (mixin, cls), namespace))
+    new.__dict__.update(_source(optimizer).__dict__)
+    return new
+
+
+def _source(optimizer: Any) -> Any:
+    """What the twin is made of: the optimizer itself once it has state, otherwise a copy, so that it can be used again."""
+    if getattr(optimizer, "built", False) or getattr(optimizer, "_built", False):
+        return optimizer
+    try:
+        copy = type(optimizer).from_config(optimizer.get_config())
+    except Exception:
+        # A learning rate that is a lambda, a class without get_config: what cannot be described is taken as it is.
+        return optimizer
+    # What was set beside the constructor's arguments is not described either, as by `exclude_from_weight_decay`.
+    for attribute, value in optimizer.__dict__.items():
+        copy.__dict__.setdefault(attribute, value)
+    return copy
+
+
+class DistributedKeras3:
+    """What is put before the class of a Keras 3 optimizer.
+
+    Gradients are reduced where they enter. When they are accumulated over several steps, by Keras's own means, they are
+    reduced where the sum leaves.
+    """
+
+    _reducer: Reducer
+    _passes: int
+    _average_passes: bool
+    _inside: bool
+    _pending: Sequence[Any]
+
+    # From the optimizer's class.
+    built: bool
+    gradient_accumulation_steps: int | None
+    _iterations: Any
+    _trainable_variables: list[Any]
+
+    def _distribute(self, reducer: Reducer, passes: int, average_passes: bool) -> None:
+        # Not by `setattr`, which would have Keras track these as parts of the model.
+        self.__dict__.update(
+            _reducer=reducer, _passes=passes, _average_passes=average_passes, _inside=False, _pending=()
+        )
+        if passes > 1:
+            self._accumulate(passes)
+
+    def _accumulate(self, passes: int) -> None:
+        if getattr(self, "inner_optimizer", None) is not None or hasattr(self, "optimizer_map"):
+            raise ValueError(
+                f"backward_passes_per_step does not work with {type(self).__name__}, which wraps other optimizers: "
+                f"give gradient_accumulation_steps to those."
+            )
+        if self.gradient_accumulation_steps:
+            raise ValueError(
+                "the optimizer has gradient_accumulation_steps already: leave backward_passes_per_step at 1."
+            )
+        self.gradient_accumulation_steps = passes
+        if self.built:
+            add: Any = self.add_variable_from_reference  # type: ignore[attr-defined]
+            accumulators = [add(variable, name="gradient_accumulator") for variable in self._trainable_variables]
+            self.__dict__["_accumulated_gradients"] = accumulators
+
+    def register_local_var(self, var: Any) -> None:
+        """The gradient of this variable is not reduced: each rank trains its own."""
+        self._reducer.add_local_variable(var)
+
+    @property
+    def variables(self) -> VariableList:
+        return VariableList(super().variables)  # type: ignore[misc]
+
+    @property
+    def iterations(self) -> Any:
+        # With backward_passes_per_step every call counts, as in Horovod.
+        return self._iterations if self._passes > 1 else super().iterations  # type: ignore[misc]
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        reduced = self._entering(grads, trainable_variables)
+        with self._already_reduced():
+            return super().apply(reduced, trainable_variables)  # type: ignore[misc]
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        reduced = self._entering([gradient for gradient, _ in pairs], variables)
+        with self._already_reduced():
+            return super().apply_gradients(list(zip(reduced, variables, strict=True)), **kwargs)  # type: ignore[misc]
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
+        reduced = self._entering(grads, None)
+        with self._already_reduced():
+            return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
+
+    def _entering(self, gradients: Sequence[Any], variables: Any) -> list[Any]:
+        if self._inside:
+            return list(gradients)
+        if self.gradient_accumulation_steps:
+            return self._densified(gradients)
+        return self._reducer(gradients, self._trainable_variables if variables is None else list(variables))
+
+    def _densified(self, gradients: Sequence[Any]) -> list[Any]:
+        """Accumulators are dense; a sparse gradient becomes so only if the user agrees."""
+        backend = self._reducer.backend
+        sparse = [gradient is not None and backend.is_sparse(gradient) for gradient in gradients]
+        if any(sparse) and not self._reducer.sparse_as_dense:
+            raise ValueError(
+                "IndexedSlices are not supported with backward_passes_per_step > 1 without sparse_as_dense."
+            )
+        return [backend.densify(g) if is_sparse else g for g, is_sparse in zip(gradients, sparse, strict=True)]
+
+    @contextmanager
+    def _already_reduced(self) -> Iterator[None]:
+        """Keras's methods call each other."""
+        before = self._inside
+        self.__dict__["_inside"] = True
+        try:
+            yield
+        finally:
+            self.__dict__["_inside"] = before
+
+    def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> Any:
+        self.__dict__["_pending"] = list(trainable_variables)
+        return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        """Called in each step; with accumulation, in those that change the model, with what was accumulated."""
+        steps = self.gradient_accumulation_steps
+        if steps:
+            is_update_step = (self._iterations + 1) % steps == 0
+            grads = self._reducer.backend.only_if(is_update_step, self._leaving, list(grads))
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def _leaving(self, gradients: list[Any]) -> list[Any]:
+        reduced = self._reducer(gradients, self._pending)
+        if self._passes == 1 or self._average_passes:
+            return reduced
+        # Keras has divided by the number of steps.
+        return [self._reducer.backend.scale(gradient, float(self._passes)) for gradient in reduced]

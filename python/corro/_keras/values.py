@@ -1,0 +1,98 @@
+"""Collectives on values, and the broadcast of variables. They run on the host, outside of any compiled step, the same way
+on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+import corro.numpy as hvd
+from corro._front.arguments import Average
+from corro._front.process_sets import ProcessSet, global_process_set
+
+
+def as_array(keras: Any, value: Any) -> Any:
+    """The elements of a number, array, tensor or variable."""
+    if hasattr(value, "numpy") and not hasattr(value, "detach"):
+        return np.asarray(value.numpy())
+    convert: Callable[[Any], Any] | None = getattr(getattr(keras, "ops", None), "convert_to_numpy", None)
+    return np.asarray(convert(value) if convert else value)
+
+
+class Values:
+    """The functions of a front that take values. Results are tensors of the backend."""
+
+    def __init__(self, keras: Any, tensor: Callable[[Any], Any]) -> None:
+        self._keras = keras
+        self._tensor = tensor
+
+    def allreduce(
+        self,
+        value: Any,
+        name: str | None,
+        average: bool | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        op: int | None,
+        compression: Any,
+    ) -> Any:
+        packed, context = compression.compress(self._tensor(value))
+        reduced = hvd.allreduce(
+            as_array(self._keras, packed),
+            average=average,
+            name=name,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+        return compression.decompress(self._tensor(reduced), context)
+
+    def allgather(self, value: Any, name: str | None) -> Any:
+        return self._tensor(hvd.allgather(as_array(self._keras, value), name))
+
+    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
+        array = np.array(as_array(self._keras, value))
+        return self._tensor(hvd.broadcast_(array, root_rank, name))
+
+    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
+        return self._tensor(hvd.reducescatter(as_array(self._keras, value), name, op))
+
+
+def broadcast_variables(
+    keras: Any,
+    variables: Iterable[Any],
+    root_rank: int,
+    name: str = "variables",
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives every variable the value it has on the (global) rank `root_rank`."""
+    variables = list(variables)
+    arrays = [np.array(as_array(keras, variable)) for variable in variables]
+    handles = [
+        hvd.broadcast_async_(array, root_rank, f"{name}.{number}", process_set) for number, array in enumerate(arrays)
+    ]
+    # All are waited for, also after one has failed: nothing may stay in flight.
+    failures: list[Exception] = []
+    for handle in handles:
+        try:
+            hvd.synchronize(handle)
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    if hvd.rank() != root_rank:
+        for variable, array in zip(variables, arrays, strict=True):
+            variable.assign(array)
+
+
+def average_metrics(keras: Any, logs: dict[str, Any]) -> None:
+    """Replaces each number in `logs` by its average over the ranks."""
+    names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and not isinstance(value, str))
+    handles = []
+    for name in names:
+        value = np.asarray(as_array(keras, logs[name]), np.float64)
+        handles.append(hvd.allreduce_async(value, name=f"metric.{name}", op=Average))
+    for name, handle in zip(names, handles, strict=True):
+        logs[name] = float(hvd.synchronize(handle))

@@ -1,0 +1,148 @@
+"""Reductions as users call them: dense tensors and `IndexedSlices`, compressed or not, alone or in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from corro._front import arguments
+from corro._front.arguments import Adasum, Average, Sum
+from corro._front.process_sets import ProcessSet, global_process_set
+from corro.tensorflow.compression import Compression
+from corro.tensorflow.mpi_ops import (
+    AnySet,
+    _allreduce,
+    _grouped_allreduce,
+    _grouped_reducescatter,
+    _reducescatter,
+    allgather,
+    size_op,
+)
+from corro.tensorflow.util import as_it_is, on_device
+
+
+def _operation(op: int | None, average: bool | None, process_set: AnySet) -> int:
+    return arguments.reduction(op, average, process_set if isinstance(process_set, ProcessSet) else global_process_set)
+
+
+def _sparse_allreduce(tensor: Any, op: int, scaled: bool, name: str | None, process_set: AnySet) -> Any:
+    """An allreduce of slices: all ranks' slices together, which add up when they are applied."""
+    if op == Adasum:
+        raise NotImplementedError(
+            "The Adasum reduction does not currently support sparse tensors. As a workaround please pass "
+            "sparse_as_dense=True to DistributedOptimizer."
+        )
+    if op not in (Average, Sum):
+        raise NotImplementedError("Only Average and Sum reductions are supported for IndexedSlices.")
+    if scaled:
+        raise NotImplementedError("prescale_factor and postscale_factor are not supported for IndexedSlices.")
+    values = allgather(tensor.values, name and f"{name}_values", process_set=process_set)
+    indices = allgather(tensor.indices, name and f"{name}_indices", process_set=process_set)
+    if op == Average:
+        values /= tf.cast(size_op(process_set), values.dtype)
+    return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
+
+
+@as_it_is
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: AnySet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """The tensors of all ranks, reduced. `IndexedSlices` are gathered."""
+    op = _operation(op, average, process_set)
+    if isinstance(tensor, tf.IndexedSlices):
+        with on_device(device_sparse):
+            return _sparse_allreduce(tensor, op, prescale_factor != 1.0 or postscale_factor != 1.0, name, process_set)
+    with on_device(device_dense):
+        packed, context = compression.compress(tf.convert_to_tensor(tensor))
+        reduced = _allreduce(packed, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+        return compression.decompress(reduced, context)
+
+
+@as_it_is
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: AnySet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Allreduces that complete together. The dense tensors must be of one dtype."""
+    if not tensors:
+        return list(tensors)
+    op = _operation(op, average, process_set)
+    results: list[Any] = [
+        allreduce(tensor, None, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor)
+        if isinstance(tensor, tf.IndexedSlices)
+        else None
+        for tensor in tensors
+    ]
+    dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    if not dense:
+        return results
+    with on_device(device_dense):
+        packed = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
+        reduced = _grouped_allreduce(
+            *([tensor for tensor, _ in packed], name, op, prescale_factor, postscale_factor),
+            *(ignore_name_scope, process_set),
+        )
+        for i, tensor, (_, context) in zip(dense, reduced, packed, strict=True):
+            results[i] = compression.decompress(tensor, context)
+    return results
+
+
+@as_it_is
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: AnySet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """This rank's rows of the reduced tensor."""
+    with on_device(device_dense):
+        packed, context = compression.compress(tf.convert_to_tensor(tensor))
+        mine = _reducescatter(packed, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+        return compression.decompress(mine, context)
+
+
+@as_it_is
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: AnySet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Reducescatters that complete together."""
+    if not tensors:
+        return list(tensors)
+    with on_device(device_dense):
+        packed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+        mine = _grouped_reducescatter(
+            *([tensor for tensor, _ in packed], None, op, prescale_factor, postscale_factor, False, process_set)
+        )
+        return [compression.decompress(tensor, context) for tensor, (_, context) in zip(mine, packed, strict=True)]

@@ -1,0 +1,135 @@
+"""Training that survives a change of the ranks: `hvd.elastic.run` and states of variables and Keras models."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from corro._errors import HorovodInternalError
+from corro._front import basics
+from corro._front.elastic import ObjectState, run_fn
+from corro._front.objects import broadcast_object
+from corro.tensorflow.functions import broadcast_variables, tf_variable
+
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
+    return run_fn(_translated(func), _reset)
+
+
+def _translated(func: Callable[..., Any]) -> Callable[..., Any]:
+    """`func`, with the failures of collectives as what the other fronts raise."""
+
+    @functools.wraps(func)
+    def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(state, *args, **kwargs)
+        except (tf.errors.UnknownError, tf.errors.FailedPreconditionError) as error:
+            # What a collective failed with comes through TensorFlow, as TensorFlow's.
+            if _is_ours(error):
+                raise HorovodInternalError(str(error)) from error
+            raise
+
+    return wrapper
+
+
+def _is_ours(error: Exception) -> bool:
+    text = str(error)
+    if isinstance(error, tf.errors.FailedPreconditionError):
+        return "has not been initialized; use hvd.init()" in text
+    return "Horovod" in text
+
+
+def _reset() -> None:
+    basics.shutdown()
+    basics.init()
+
+
+class TensorFlowKerasState(ObjectState):
+    """A Keras model and its optimizer, and plain values."""
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        self.model = model
+        if not _is_built(model):
+            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        self.backend = backend
+        self._saved_values: list[Any] = []
+        self._save_values()
+        super().__init__(bcast_object=broadcast_object, get_rank=basics.rank, **kwargs)
+
+    def _variables(self) -> list[Any]:
+        variables = list(self.model.variables)
+        optimizer = self.optimizer
+        if optimizer is not None:
+            own = optimizer.variables
+            known = {id(variable) for variable in variables}
+            variables += [v for v in (own() if callable(own) else own) if id(v) not in known]
+        return variables
+
+    def _save_values(self) -> None:
+        self._saved_values = [tf.identity(tf_variable(variable)) for variable in self._variables()]
+
+    def save(self) -> None:
+        self._save_values()
+        super().save()
+
+    def restore(self) -> None:
+        # The optimizer may have made variables since; those begin anew.
+        for variable, value in zip(self._variables(), self._saved_values, strict=False):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        broadcast_variables(self._variables(), root_rank=0)
+        self._save_values()
+        super().sync()
+
+
+def _is_built(model: Any) -> bool:
+    return bool(getattr(model, "built", False)) and bool(model.variables or not model.layers)
+
+
+class TensorFlowState(ObjectState):
+    """Variables, all global ones by default, and plain values."""
+
+    def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
+        self.variables = list(variables) if variables is not None else tf.compat.v1.global_variables()
+        self.session = session
+        self._assign: Any = None
+        self._saved_values = self._values()
+        super().__init__(bcast_object=broadcast_object, get_rank=basics.rank, **kwargs)
+
+    def _values(self) -> list[Any]:
+        if self.session is not None:
+            return self.session.run(self.variables)
+        return [variable.numpy() for variable in self.variables]
+
+    def _load(self, values: list[Any]) -> None:
+        for variable, value in zip(self.variables, values, strict=True):
+            if self.session is not None:
+                variable.load(value, self.session)
+            else:
+                variable.assign(value)
+
+    def save(self) -> None:
+        self._saved_values = self._values()
+        super().save()
+
+    def restore(self) -> None:
+        self._load(self._saved_values)
+        super().restore()
+
+    def sync(self) -> None:
+        if self.session is not None:
+            # The ranks' graphs may differ by what was built after a restart: values travel as an object.
+            self._load(broadcast_object(self._values(), 0, "tensorflow_state"))
+        else:
+            broadcast_variables(self.variables, root_rank=0)
+        self._saved_values = self._values()
+        super().sync()

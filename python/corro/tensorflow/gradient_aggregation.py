@@ -1,0 +1,130 @@
+"""Several backward passes for one reduction: gradients are added up here, and every k-th call reduces them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class LocalGradientAggregationHelper:
+    """Adds gradients up in variables, in graphs and eagerly.
+
+    `allreduce_func(gradients, variables)` is called for every k-th list of gradients; the other lists come back as
+    the sums so far, and `apply_gradients` leaves the variables alone.
+    """
+
+    _OPTIMIZER_TYPE_KERAS = "optimizer_type_keras"
+    _OPTIMIZER_TYPE_LEGACY = "optimizer_type_legacy"
+
+    def __init__(
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[..., Sequence[Any]],
+        sparse_as_dense: bool = False,
+        average_aggregated_gradients: bool = False,
+        rank: int = 0,
+        optimizer_type: str = _OPTIMIZER_TYPE_LEGACY,
+        process_set: Any = None,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        if backward_passes_per_step <= 0:
+            raise ValueError("backward_passes_per_step must be > 0")
+        self.backward_passes_per_step = backward_passes_per_step
+        self._reduce = allreduce_func
+        self.sparse_as_dense = sparse_as_dense
+        self.average_aggregated_gradients = average_aggregated_gradients
+        # How many lists of gradients have been added since the last reduction.
+        self.counter: Any = None
+        self.sums: list[Any] = []
+        # The turn whose gradients were computed last: whether it was the k-th.
+        self._is_due: Any = None
+
+    def _make_variables(self, gradients: Sequence[Any]) -> None:
+        if self.counter is not None:
+            return
+        with tf.init_scope():
+            self.counter = _local_variable(0, tf.int32, "aggregation_counter")
+            self.sums = [
+                gradient if gradient is None else _local_variable(_zeros_like(gradient), gradient.dtype, f"sum_{i}")
+                for i, gradient in enumerate(gradients)
+            ]
+
+    def _dense(self, gradient: Any) -> Any:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        if not self.sparse_as_dense:
+            raise ValueError(
+                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
+            )
+        return tf.convert_to_tensor(gradient)
+
+    def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:  # noqa: A002
+        """The reduced sums if this is the k-th call, else the sums so far."""
+        gradients = [self._dense(gradient) for gradient in grads]
+        if self.backward_passes_per_step == 1:
+            return list(self._reduce(gradients, vars))
+        self._make_variables(gradients)
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        added = [self.sums[i].assign_add(gradients[i], read_value=False) for i in present]
+        counted = self.counter.assign_add(1, read_value=False)
+        with tf.control_dependencies([op for op in (*added, counted) if op is not None]):
+            due = tf.equal(self.counter.read_value(), self.backward_passes_per_step)
+            sums = [self.sums[i].read_value() for i in present]
+        self._is_due = due
+
+        def reduced() -> list[Any]:
+            results = self._reduce(sums, [vars[i] for i in present])
+            if self.average_aggregated_gradients:
+                results = [result / self.backward_passes_per_step for result in results]
+            with tf.control_dependencies(results):
+                cleared = [self.sums[i].assign(tf.zeros_like(self.sums[i]), read_value=False) for i in present]
+                cleared.append(self.counter.assign(0, read_value=False))
+            with tf.control_dependencies([op for op in cleared if op is not None]):
+                return [tf.identity(result) for result in results]
+
+        # The sums are read again where nothing is reduced, so that both branches give tensors of their own.
+        results = tf.cond(due, reduced, lambda: [tf.identity(total) for total in sums])
+        everything: list[Any] = [None] * len(gradients)
+        for i, result in zip(present, results, strict=True):
+            everything[i] = result
+        return everything
+
+    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Applies the gradients of the k-th call; otherwise only counts the step."""
+        if self._is_due is None:
+            return apply_grads_closure()
+
+        def apply() -> Any:
+            done = apply_grads_closure()
+            with tf.control_dependencies([done] if tf.is_tensor(done) or isinstance(done, tf.Operation) else []):
+                return tf.constant(True)
+
+        def count() -> Any:
+            step = kwargs.get("global_step")
+            step = step if step is not None else getattr(optimizer, "iterations", None)
+            if step is None:
+                return tf.constant(False)
+            with tf.control_dependencies([step.assign_add(tf.ones_like(step))]):
+                return tf.constant(False)
+
+        return tf.cond(self._is_due, apply, count)
+
+
+def _zeros_like(gradient: Any) -> Any:
+    return tf.zeros(gradient.shape, gradient.dtype)
+
+
+def _local_variable(value: Any, dtype: Any, name: str) -> Any:
+    """A variable that no optimizer trains and no checkpoint asks for."""
+    if tf.executing_eagerly():
+        return tf.Variable(value, trainable=False, dtype=dtype, name=name)
+    collections = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES, tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
+    return tf.compat.v1.get_variable(
+        f"corro_{name}_{tf.compat.v1.get_default_graph().unique_name(name)}",
+        initializer=tf.convert_to_tensor(value, dtype),
+        trainable=False,
+        use_resource=True,
+        collections=collections,
+    )

@@ -1,0 +1,187 @@
+"""`import corro.tensorflow.keras as hvd`: Horovod's interface for `tf.keras`.
+
+That is Keras 3 on its TensorFlow backend, or the old Keras of the package `tf_keras` where TF_USE_LEGACY_KERAS=1 wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+import corro.tensorflow
+from corro._front.arguments import Average, Sum
+from corro._front.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from corro._front.objects import allgather_object, broadcast_object
+from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from corro._keras import manners, saving
+from corro._keras.optimizer import distributed
+from corro._keras.values import Values
+from corro._keras.values import broadcast_variables as _broadcast_variables
+from corro.tensorflow.compression import Compression
+from corro.tensorflow.keras import callbacks, elastic
+from corro.tensorflow.keras._which import keras as _keras
+
+_values = Values(_keras, tf.convert_to_tensor)
+manners.quiet_progress_bar(_keras)
+
+__all__ = [
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "ProcessSet",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """The same optimizer, whose steps use the gradients of all ranks.
+
+    It is an instance of a subclass of the optimizer's class, works in `model.compile` and in training loops of your own,
+    and is saved as the optimizer it was made from. The devices are accepted and not needed.
+    """
+    return distributed(
+        _keras,
+        optimizer,
+        name,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        num_groups,
+        groups,
+        process_set,
+        None,
+        scale_local_gradients,
+    )
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Reduces a number, array or tensor over all ranks: Average unless `op` says otherwise."""
+    return _values.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """The values of all ranks, concatenated along the first dimension in rank order."""
+    return _values.allgather(value, name)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """The value of `root_rank`."""
+    return _values.broadcast(value, root_rank, name)
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+    """Reduces over all ranks and gives each its share of the rows."""
+    return _values.reducescatter(value, name, op)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """In a graph of TensorFlow 1's style: the operation that gives all variables the values of `root_rank`."""
+    return corro.tensorflow.broadcast_global_variables(root_rank)
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Gives these variables, the same ones on every rank, the values they have on `root_rank`."""
+    _broadcast_variables(_keras, variables, root_rank, process_set=process_set)
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Loads a saved model and makes its optimizer distributed; training goes on from the optimizer's saved state."""
+    return saving.load_model(
+        _keras,
+        lambda optimizer: DistributedOptimizer(optimizer, compression=compression),
+        filepath,
+        custom_optimizers,
+        custom_objects,
+    )

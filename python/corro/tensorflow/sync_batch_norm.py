@@ -1,0 +1,29 @@
+"""Batch normalisation with the statistics of all ranks' batches together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from corro._front import basics
+from corro._front.arguments import Average
+from corro.tensorflow.mpi_ops import _allreduce
+
+
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
+    """Keras' layer, whose means and variances are averaged over the ranks. Every rank has the same weight."""
+
+    def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
+        if fused in (True, None):
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        super().__init__(**kwargs)
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        mean, variance = super()._moments(inputs, mask)
+        if not basics.is_initialized() or (basics.size() == 1 and not basics.elastic_enabled()):
+            return mean, variance
+        # The mean of the squares can be averaged; a variance, which is about a rank's own mean, cannot.
+        together = _allreduce(tf.stack([mean, variance + tf.square(mean)]), op=Average)
+        mean, square = tf.unstack(together)
+        return mean, tf.maximum(square - tf.square(mean), 0)

@@ -1,0 +1,41 @@
+"""Small helpers of the TensorFlow front."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+# Marks what users call in a `tf.function`: there is nothing in it for AutoGraph to convert, which takes long and loses
+# the types of exceptions.
+as_it_is = tf.autograph.experimental.do_not_convert
+
+
+def _executing_eagerly() -> bool:
+    return tf.executing_eagerly()
+
+
+def is_keras_variable(value: Any) -> bool:
+    """Whether this is a variable of Keras 3, which holds TensorFlow's."""
+    return not isinstance(value, tf.Variable) and hasattr(value, "assign") and hasattr(value, "value")
+
+
+def on_device(name: str) -> AbstractContextManager[Any]:
+    """`tf.device`, where "" leaves everything as it is."""
+    return tf.device(name) if name else nullcontext()
+
+
+def vars_to_refs(variables: Iterable[Any]) -> tuple[Any, ...]:
+    """Variables as keys of dictionaries; anything else stays as it is."""
+    return tuple(
+        vars_to_refs(v) if isinstance(v, (list, tuple)) else v.ref() if hasattr(v, "ref") else v for v in variables
+    )
+
+
+def refs_to_vars(references: Iterable[Any]) -> list[Any]:
+    """The opposite of `vars_to_refs`."""
+    return [
+        refs_to_vars(r) if isinstance(r, (list, tuple)) else r.deref() if hasattr(r, "deref") else r for r in references
+    ]
