@@ -55,7 +55,7 @@ fn any_order_any_delay_any_sets() {
     // The chaos must reach the places it is meant for.
     assert!(reports.iter().map(|r| r.plans).sum::<u64>() > 500);
     assert!(reports.iter().map(|r| r.withdrawals).sum::<u64>() > 50);
-    assert!(reports.iter().map(|r| r.refinements).sum::<u64>() > 100);
+    assert!(reports.iter().map(|r| r.refinements).sum::<u64>() > 20);
     assert!(reports.iter().flat_map(|r| r.verdicts.values()).flatten().count() > 50, "mismatches");
 }
 
