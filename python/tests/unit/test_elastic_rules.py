@@ -155,7 +155,7 @@ def test_run_starts_over_when_starting_over_fails(reported):
 
 
 @pytest.mark.parametrize("error", [NotRetryableError, NotInitializedError, ValueError, KeyboardInterrupt, SystemExit])
-def test_run_passes_on_what_stays(error):
+def test_run_passes_on_what_stays(error, reported):
     def train(state):
         raise error("no use")
 
