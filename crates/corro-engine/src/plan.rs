@@ -19,6 +19,9 @@ use crate::message::Slot;
 use crate::refine::{Observer, Seen};
 use crate::request::Kind;
 
+/// The tensors of an entry.
+pub type Tensors = Arc<[Arc<Agreed>]>;
+
 /// Whether no member can finish this before all have begun it, which plans rely on.
 pub fn is_plannable(agreed: &Agreed, members: usize) -> bool {
     let all_have_bytes = || agreed.shapes.iter().all(|s| s.bytes(agreed.dtype).is_ok_and(|b| b > 0));
@@ -118,7 +121,7 @@ impl Learner {
 pub struct Following {
     batches: Vec<Vec<Slot>>,
     /// What each entry gives when it begins; made once.
-    agreed: Vec<Arc<[Arc<Agreed>]>>,
+    agreed: Vec<Tensors>,
     /// For each entry, how many tensors it needs, and how many of those this member has not submitted.
     needs: Vec<usize>,
     missing: Vec<usize>,
@@ -275,7 +278,7 @@ impl Following {
     }
 
     /// Begins the next entry if all its tensors are there: gives them. And once enough was seen of the plan, what.
-    pub fn begin(&mut self, now: Time) -> Option<(Arc<[Arc<Agreed>]>, Option<Seen>)> {
+    pub fn begin(&mut self, now: Time) -> Option<(Tensors, Option<Seen>)> {
         let next = self.place(self.begun);
         if self.halted || self.missing[next] > 0 {
             return None;

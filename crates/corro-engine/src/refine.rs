@@ -134,14 +134,16 @@ fn median(mut of: Vec<u32>) -> u32 {
     of.get(of.len() / 2).copied().unwrap_or(0)
 }
 
-/// The plan's entries, merged where that pays: for each, the places (entry, tensor) of what it has. `None` if nothing is to
-/// be gained.
+/// The places (entry, tensor) of what an entry of the new plan had in the old one.
+pub type Merged = Vec<(usize, usize)>;
+
+/// The plan's entries, merged where that pays. `None` if nothing is to be gained.
 pub fn merge(
     entries: &[Vec<Arc<Agreed>>],
     seen: &Seen,
     entry_cost: Duration,
     limits: fusion::Limits,
-) -> Option<Vec<Vec<(usize, usize)>>> {
+) -> Option<Vec<Merged>> {
     if !seen.fits(entries.len()) {
         return None;
     }
@@ -163,7 +165,7 @@ fn widest(
     entry_cost: Duration,
     limits: fusion::Limits,
     first: usize,
-) -> Option<(usize, Vec<Vec<(usize, usize)>>)> {
+) -> Option<(usize, Vec<Merged>)> {
     let mut best = None;
     let mut waited = Duration::ZERO;
     // It would not have begun earlier anyway.
