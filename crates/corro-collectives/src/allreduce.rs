@@ -17,7 +17,6 @@ use crate::pieces::Pieces;
 use crate::reduction::Reduction;
 use crate::schedule::{Action, Builder, Schedule};
 use crate::subset::Subset;
-use crate::tuning::Tuning;
 
 /// Up to this many bytes a copy is cheaper than asking whether all members have come.
 const STAGED: usize = 1 << 20;
@@ -146,17 +145,17 @@ impl Group {
                 direct::allreduce(team, pieces, arithmetic, &mut self.scratch, self.timeout)
             }
             (Algorithm::Hierarchical, _) => {
-                let Self { channel, carriers, scratch, timeout, windows, tuning, .. } = self;
+                let Self { channel, carriers, scratch, timeout, windows, .. } = self;
                 scratch.resize(SCRATCH, 0);
                 let first = *windows;
                 *windows += pieces.len().div_ceil(hierarchical::WINDOW);
-                by_hosts(carriers, arithmetic, *timeout, first, *tuning).allreduce(channel, pieces, scratch)
+                by_hosts(carriers, arithmetic, *timeout, first).allreduce(channel, pieces, scratch)
             }
             _ => {
-                let Self { channel, all, scratch, tuning, .. } = self;
+                let Self { channel, all, scratch, .. } = self;
                 scratch.resize(SCRATCH, 0);
                 with_one_buffer(pieces, |data| {
-                    let plan = plan(all, data.len(), arithmetic.dtype, algorithm, *tuning);
+                    let plan = plan(all, data.len(), arithmetic.dtype, algorithm);
                     executor::run(
                         &mut channel.links,
                         plan,
@@ -171,14 +170,14 @@ impl Group {
     fn allreduce_area(&mut self, range: &Range<usize>, how: &Reduction) -> Result<()> {
         let arithmetic = self.arithmetic(how);
         let algorithm = self.choose(Collective::Allreduce, range.len())?;
-        let Self { channel, carriers, scratch, timeout, own_area, tuning, .. } = self;
+        let Self { channel, carriers, scratch, timeout, own_area, .. } = self;
         match (&mut channel.team, algorithm) {
             (Some(team), Algorithm::Direct) if how.op != ReduceOp::Adasum => {
                 direct::allreduce_area(team, range, arithmetic, *timeout)
             }
             (Some(_), Algorithm::Hierarchical) if how.op != ReduceOp::Adasum => {
                 scratch.resize(SCRATCH, 0);
-                by_hosts(carriers, arithmetic, *timeout, 0, *tuning).allreduce_area(channel, range, scratch)
+                by_hosts(carriers, arithmetic, *timeout, 0).allreduce_area(channel, range, scratch)
             }
             // The other algorithms see it as plain memory, which it is.
             (Some(_), _) => {
@@ -198,8 +197,8 @@ impl Group {
 }
 
 /// How `subset` allreduces `bytes` bytes over links.
-fn plan(subset: &Subset, bytes: usize, dtype: DType, algorithm: Algorithm, tuning: Tuning) -> Schedule {
-    let mut b = Builder::cutting(tuning.segment);
+fn plan(subset: &Subset, bytes: usize, dtype: DType, algorithm: Algorithm) -> Schedule {
+    let mut b = Builder::default();
     let chunk = |m| direct::element_share(bytes, subset.size(), m, dtype);
     let chunks: Vec<Range<usize>> = (0..subset.size()).map(chunk).collect();
     match algorithm {
@@ -217,11 +216,10 @@ fn by_hosts(
     how: Arithmetic,
     timeout: Duration,
     first: usize,
-    tuning: Tuning,
 ) -> hierarchical::Job<'_, impl Fn(&Subset, usize) -> Result<Schedule>> {
     let between = move |subset: &Subset, bytes: usize| {
-        let algorithm = choose(Collective::Allreduce, Topology::OneEach, subset.size(), bytes, None, tuning)?;
-        Ok(plan(subset, bytes, how.dtype, algorithm, tuning))
+        let algorithm = choose(Collective::Allreduce, Topology::OneEach, subset.size(), bytes, None)?;
+        Ok(plan(subset, bytes, how.dtype, algorithm))
     };
     hierarchical::Job { carriers, how, timeout, first, between }
 }

@@ -6,8 +6,6 @@
 
 use corro_core::{Error, Result, config};
 
-use crate::tuning::Tuning;
-
 /// A way to run a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
@@ -141,15 +139,13 @@ const TABLE: &[Row] = {
     ]
 };
 
-/// The algorithm for `bytes` bytes over `ranks` (at least two) ranks; `forced` wins where it can run, and `tuning` moves
-/// the sizes of the table.
+/// The algorithm for `bytes` bytes over `ranks` (at least two) ranks; `forced` wins where it can run.
 pub(crate) fn choose(
     collective: Collective,
     topology: Topology,
     ranks: usize,
     bytes: usize,
     forced: Option<Algorithm>,
-    tuning: Tuning,
 ) -> Result<Algorithm> {
     if let Some(forced) = forced.filter(|a| a.fits(collective, topology)) {
         return Ok(forced);
@@ -160,7 +156,7 @@ pub(crate) fn choose(
             row.collective == collective
                 && row.topology.is_none_or(|t| t == topology)
                 && ranks >= row.ranks
-                && bytes <= tuning.limit(collective, row.bytes)
+                && bytes <= row.bytes
         })
         .map(|row| row.algorithm)
         .ok_or_else(|| Error::Bug(format!("no algorithm for {collective:?} of {bytes} bytes on {ranks} ranks")))
@@ -178,7 +174,7 @@ mod tests {
             for topology in TOPOLOGIES {
                 for ranks in [2, 3, 4, 17, 1000] {
                     for bytes in [0, 1, 4096, 1 << 20, 1 << 40] {
-                        let algorithm = choose(collective, topology, ranks, bytes, None, Tuning::default()).unwrap();
+                        let algorithm = choose(collective, topology, ranks, bytes, None).unwrap();
                         assert!(algorithm.fits(collective, topology), "{collective:?} {topology:?} {algorithm:?}");
                     }
                 }
@@ -188,9 +184,7 @@ mod tests {
 
     #[test]
     fn a_forced_algorithm_wins_only_where_it_can_run() {
-        let forced = |collective, topology| {
-            choose(collective, topology, 4, 100, Some(Algorithm::Tree), Tuning::default()).unwrap()
-        };
+        let forced = |collective, topology| choose(collective, topology, 4, 100, Some(Algorithm::Tree)).unwrap();
         assert_eq!(forced(Collective::Allreduce, Topology::OneHost), Algorithm::Tree);
         assert_eq!(forced(Collective::Alltoall, Topology::OneHost), Algorithm::Direct);
     }

@@ -22,7 +22,6 @@ use crate::pieces::Pieces;
 use crate::reduction::Reduction;
 use crate::schedule::Builder;
 use crate::subset::Subset;
-use crate::tuning::Tuning;
 
 /// Up to this many bytes, halving and doubling exchanges everything at once instead of parts.
 pub(crate) const SHORT: usize = 16 << 10;
@@ -34,7 +33,6 @@ pub struct Group {
     pub(crate) carriers: Carriers,
     topology: Topology,
     forced: Option<Algorithm>,
-    pub(crate) tuning: Tuning,
     pub(crate) scratch: Vec<u8>,
     /// The shared area of a rank that is alone on its host.
     pub(crate) own_area: Vec<u8>,
@@ -67,7 +65,6 @@ impl Group {
             carriers: Carriers::new(hosts, links.me()),
             topology,
             forced: Algorithm::from_env()?,
-            tuning: Tuning::default(),
             scratch: Vec::new(),
             own_area: Vec::new(),
             area: fabric.settings().area,
@@ -102,11 +99,6 @@ impl Group {
     /// Makes every collective use `algorithm` where it can run it. All members must do the same.
     pub fn force(&mut self, algorithm: Option<Algorithm>) {
         self.forced = algorithm;
-    }
-
-    /// Turns the knobs. All members must, between the same two collectives.
-    pub fn tune(&mut self, tuning: Tuning) {
-        self.tuning = tuning.sane();
     }
 
     /// Everyone's `input`, one after the other; inputs may differ in length.
@@ -356,7 +348,7 @@ impl Group {
     }
 
     pub(crate) fn choose(&self, collective: Collective, bytes: usize) -> Result<Algorithm> {
-        choose(collective, self.topology, self.size(), bytes, self.forced, self.tuning)
+        choose(collective, self.topology, self.size(), bytes, self.forced)
     }
 
     /// The error that ended this group, if one did.
@@ -392,7 +384,7 @@ impl Group {
         let here = members[self.carriers.here()];
         if here == self.rank() {
             let subset = Subset::of(members, self.carriers.here());
-            let mut b = Builder::cutting(self.tuning.segment);
+            let mut b = Builder::default();
             if data.len() <= SHORT {
                 tree::broadcast(&mut b, &subset, at, &(0..data.len()));
             } else {
@@ -415,7 +407,7 @@ impl Group {
         arithmetic: Option<Arithmetic>,
         plan: impl FnOnce(&mut Builder, &Subset),
     ) -> Result<()> {
-        let mut b = Builder::cutting(self.tuning.segment);
+        let mut b = Builder::default();
         plan(&mut b, &self.all);
         self.scratch.resize(SCRATCH, 0);
         let buffers = Buffers { input, main, scratch: &mut self.scratch };

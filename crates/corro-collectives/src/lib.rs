@@ -31,7 +31,6 @@
 //! | `schedule` | plans: what a rank sends and receives, and what waits for what; no I/O |
 //! | `executor` | runs a plan over links |
 //! | `pieces` | several buffers seen as one |
-//! | `tuning` | knobs that may be turned on the way |
 
 #![forbid(unsafe_code)]
 
@@ -45,11 +44,9 @@ mod pieces;
 mod reduction;
 mod schedule;
 mod subset;
-mod tuning;
 
 pub use choice::{Algorithm, Collective, Topology};
 pub use corro_core::{DType, Error, ReduceOp, Result};
 pub use element::Element;
 pub use group::Group;
 pub use reduction::Reduction;
-pub use tuning::Tuning;

@@ -54,9 +54,8 @@ pub(crate) struct Schedule {
 }
 
 /// Writes a [`Schedule`].
+#[derive(Default)]
 pub(crate) struct Builder {
-    /// Bytes of a message, at most.
-    segment: usize,
     steps: Vec<Step>,
     waits: Vec<Vec<usize>>,
     /// The bytes touched so far, as intervals that do not overlap: who filled them last, who has to read them since.
@@ -70,21 +69,10 @@ struct Touched {
     readers: Vec<usize>,
 }
 
-impl Default for Builder {
-    fn default() -> Self {
-        Self::cutting(SEGMENT)
-    }
-}
-
 impl Builder {
-    /// Cuts long messages into segments of so many bytes. All members must.
-    pub(crate) fn cutting(segment: usize) -> Self {
-        Self { segment, steps: Vec::new(), waits: Vec::new(), touched: BTreeMap::new() }
-    }
-
     /// Sends `range` of the main buffer to `peer`.
     pub(crate) fn send(&mut self, peer: usize, range: Range<usize>) {
-        for part in segments(range, self.segment) {
+        for part in segments(range) {
             let step = self.steps.len();
             let mut waits = Vec::new();
             self.visit(&part, |touched| {
@@ -97,14 +85,14 @@ impl Builder {
 
     /// Sends `range` of the input to `peer`.
     pub(crate) fn send_input(&mut self, peer: usize, range: Range<usize>) {
-        for part in segments(range, self.segment) {
+        for part in segments(range) {
             self.push(Step::SendInput { peer, range: part }, Vec::new());
         }
     }
 
     /// Receives `range` of the main buffer from `peer`.
     pub(crate) fn receive(&mut self, peer: usize, range: Range<usize>, action: Action, last: bool) {
-        for part in segments(range, self.segment) {
+        for part in segments(range) {
             let step = self.steps.len();
             let mut waits = Vec::new();
             self.visit(&part, |touched| {
@@ -169,9 +157,9 @@ impl Builder {
 }
 
 /// `range` cut into messages. Both ends of a message cut ranges of equal length, so they cut alike.
-fn segments(range: Range<usize>, segment: usize) -> impl Iterator<Item = Range<usize>> {
+fn segments(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
-    range.step_by(segment).map(move |start| start..(start + segment).min(end))
+    range.step_by(SEGMENT).map(move |start| start..(start + SEGMENT).min(end))
 }
 
 impl Schedule {

@@ -8,8 +8,8 @@
 //! median of five samples with the same knobs. After the warm-up come the knobs as they are and a few points spread over
 //! the space, then wherever a Gaussian process expects most. At the end the best trial's knobs stay for good.
 //!
-//! Tuning must not change results. Knobs that move rounding are therefore held unless the user allows that, or, as the
-//! crossover sizes, turned only for what does not round: see [`Options::rounding_may_change`] and `docs/autotune.md`.
+//! Tuning must not change results. Knobs that move rounding are therefore held unless the user allows that: see
+//! [`Options::rounding_may_change`] and `docs/autotune.md`.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,7 +18,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::gaussian::{GaussianProcess, Sample};
-use crate::message::Knobs;
 
 /// The first line of the log.
 pub const LOG_HEADER: &str = "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score\n";
@@ -32,19 +31,15 @@ const NAMES: usize = 1 << 16;
 /// Where to look before anything is known, as shares of each knob's range; no two agree in any.
 const SPREAD: [[f64; 3]; 4] = [[0.6, 0.25, 0.5], [0.35, 0.75, 0.85], [0.85, 0.5, 0.15], [0.1, 0.0, 0.35]];
 
-/// How many parts of a MiB are under way at a time, if nobody tunes: see [`corro_collectives::Tuning::segment`].
-pub const PIECES: u32 = 4;
-
 /// The knobs. The last five are not tuned; the log has columns for them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "they are columns of Horovod's log, not states")]
 pub struct Parameters {
     /// Bytes that may run as one collective.
     pub fusion_threshold: usize,
-    /// Parts of a MiB that are under way at a time: messages between hosts are cut into segments of a MiB by this.
+    /// Parts of a collective that are under way at a time.
     pub pieces: u32,
-    /// The sizes at which one algorithm gives way to another are multiplied by two to the power of this. Of collectives that
-    /// only move bytes; of those that reduce only where that leaves results as they are, or the user allows it.
+    /// The sizes at which one algorithm gives way to another are multiplied by two to the power of this.
     pub crossover: i32,
     /// Horovod's cycle time.
     pub cycle_time_ms: f64,
@@ -56,13 +51,6 @@ pub struct Parameters {
     pub hierarchical_allgather: bool,
     /// Horovod's switch of that name.
     pub torus_allreduce: bool,
-}
-
-impl Parameters {
-    /// What the collectives need to know; `reductions`: whether also theirs may change.
-    pub fn knobs(&self, reductions: bool) -> Knobs {
-        Knobs { segment: (1 << 20) / self.pieces.max(1) as usize, crossover: self.crossover, reductions }
-    }
 }
 
 impl fmt::Display for Parameters {
@@ -146,12 +134,13 @@ struct Space {
 impl Space {
     fn new(start: Parameters, fixed: Fixed, options: &Options) -> Self {
         let hold_fusion = fixed.fusion_threshold || (options.place_moves_rounding && !options.rounding_may_change);
+        let hold_crossover = fixed.crossover || !options.rounding_may_change;
         // From 64 KiB up to what the buffer was made for.
         let fusion = (16..usize::BITS).map(|log2| 1 << log2).take_while(|bytes| *bytes < start.fusion_threshold);
         Self {
             fusion: levels(start.fusion_threshold, hold_fusion, fusion),
             pieces: levels(start.pieces, fixed.pieces, (0..5).map(|log2| 1 << log2)),
-            crossover: levels(start.crossover, fixed.crossover, -3..=3),
+            crossover: levels(start.crossover, hold_crossover, -3..=3),
             rest: start,
         }
     }
@@ -520,7 +509,7 @@ mod tests {
                 let fusion_held = fusion_threshold || (place_moves_rounding && !rounding_may_change);
                 prop_assert!(!fusion_held || p.fusion_threshold == bytes);
                 prop_assert!(!pieces || p.pieces == 3);
-                prop_assert!(!crossover || p.crossover == 0);
+                prop_assert!(rounding_may_change && !crossover || p.crossover == 0);
                 let tuned = Parameters { fusion_threshold: bytes, pieces: 3, crossover: 0, ..p };
                 prop_assert_eq!(tuned, start);
             }

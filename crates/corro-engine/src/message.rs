@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use corro_collectives::Tuning;
 use corro_core::{Error, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -170,37 +169,11 @@ pub enum Decision {
     Tune {
         /// Bytes.
         fusion_threshold: usize,
-        /// And how collectives are run.
-        knobs: Knobs,
     },
     /// The job is over, since this rank said so.
     Shutdown(Rank),
     /// The job is over: this went wrong first.
     Failed(Error),
-}
-
-/// The knobs of collectives that can be tuned, see [`corro_collectives::Tuning`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Knobs {
-    /// Bytes of a message's segment.
-    pub segment: usize,
-    /// The power of two by which crossover sizes are multiplied.
-    pub crossover: i32,
-    /// Whether also those of reductions.
-    pub reductions: bool,
-}
-
-impl From<Knobs> for Tuning {
-    fn from(Knobs { segment, crossover, reductions }: Knobs) -> Self {
-        Self { segment, crossover, reductions }
-    }
-}
-
-impl Default for Knobs {
-    fn default() -> Self {
-        let Tuning { segment, crossover, reductions } = Tuning::default();
-        Self { segment, crossover, reductions }
-    }
 }
 
 /// A tensor to run.

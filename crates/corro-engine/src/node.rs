@@ -28,7 +28,7 @@ use crate::coordinator::{StallLimits, StallReport, Time};
 use crate::fusion;
 use crate::hash::{HashMap, HashSet};
 use crate::matching::Agreed;
-use crate::message::{Decision, Knobs, Slot, Up, ranges, slots};
+use crate::message::{Decision, Slot, Up, ranges, slots};
 use crate::plan::Following;
 use crate::request::Request;
 use crate::tree::Neighbours;
@@ -120,8 +120,8 @@ pub enum Action {
     Asked,
     /// To be told to people.
     Stalled(StallReport),
-    /// How much may run as one from here on, and how collectives run that are not under way.
-    Tune(usize, Knobs),
+    /// How much may run as one from here on.
+    Tune(usize),
     /// The job is over: fail all that waits and all that comes.
     Over(Error),
 }
@@ -371,11 +371,11 @@ impl Node {
         self.tell_root(Up::Doing(self.rank, doing));
     }
 
-    /// Changes how much may run as one and how collectives run, for all members. Only the root can.
-    pub fn tune(&mut self, fusion_threshold: usize, knobs: Knobs) {
+    /// Changes how much may run as one, for all members. Only the root can.
+    pub fn tune(&mut self, fusion_threshold: usize) {
         if let Some(root) = self.root.as_mut().filter(|_| self.over.is_none()) {
             root.refined.forget();
-            self.decide(Decision::Tune { fusion_threshold, knobs });
+            self.decide(Decision::Tune { fusion_threshold });
         }
     }
 
@@ -654,7 +654,7 @@ mod tests {
                 Action::Refined { from, to } => format!("{to} entries in place of {from}"),
                 Action::PlanLeft { renew, .. } => format!("plan left, renew {renew}"),
                 Action::Stalled(report) => format!("stalled by {:?}", report.missing.keys().collect::<Vec<_>>()),
-                Action::Tune(bytes, _) => format!("tune {bytes}"),
+                Action::Tune(bytes) => format!("tune {bytes}"),
                 Action::Over(error) => format!("over: {error}"),
                 Action::Asked | Action::Heard(..) => String::new(),
             };

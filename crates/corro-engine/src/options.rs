@@ -169,17 +169,12 @@ impl Tuning {
         Ok(Self { search, fixed, log: config::AUTOTUNE_LOG.value().map(PathBuf::from), fusion_threshold })
     }
 
-    /// Whether the crossover sizes of reductions may change: if last bits may, or no order is another with two ranks.
-    pub(crate) fn may_tune_reductions(&self, fabric: &Fabric) -> bool {
-        self.search.rounding_may_change || fabric.size() == 2
-    }
-
     /// The tuner of a job on this fabric.
     pub(crate) fn tuner(&self, fabric: &Fabric) -> autotune::Tuner {
         let hosts: BTreeSet<&str> = fabric.cards().iter().map(|c| c.locality.as_str()).collect();
         let start = autotune::Parameters {
             fusion_threshold: self.fusion_threshold,
-            pieces: autotune::PIECES,
+            pieces: 1,
             crossover: 0,
             cycle_time_ms: 0.0,
             cache_enabled: true,
@@ -189,13 +184,8 @@ impl Tuning {
         };
         // Inside a host values are summed in the order of ranks, wherever they lie in a batch.
         let search = autotune::Options { place_moves_rounding: hosts.len() > 2, ..self.search };
-        // On one host all goes through shared memory: there are no messages to cut, and there is one algorithm.
-        let alone = hosts.len() == 1;
-        let fixed = autotune::Fixed {
-            pieces: alone || self.fixed.pieces,
-            crossover: alone || self.fixed.crossover,
-            ..self.fixed
-        };
+        // The number of pieces is not a setting of the collectives: they choose it by size.
+        let fixed = autotune::Fixed { pieces: true, crossover: true, ..self.fixed };
         autotune::Tuner::new(start, fixed, search)
     }
 }

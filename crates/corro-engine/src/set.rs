@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use corro_collectives::{Group, Tuning};
+use corro_collectives::Group;
 use corro_core::{Error, GroupId, Rank, Result};
 use rustix::event::{EventfdFlags, eventfd};
 use smallvec::SmallVec;
@@ -101,7 +101,7 @@ impl ProcessSet {
             serial,
             core: Arc::clone(core),
             state: Mutex::new(state),
-            lane: Mutex::new(Some(Lane { group, generation: 0, tuning: Tuning::default() })),
+            lane: Mutex::new(Some(Lane { group, generation: 0 })),
             drivers: AtomicUsize::new(0),
             may_have_job: AtomicBool::new(false),
             work: Condvar::new(),
@@ -353,12 +353,7 @@ impl ProcessSet {
                 self.core.observers.metrics.add(Count::Stalls, 1);
                 st.after.push(After::Warn(report.to_string()));
             }
-            Action::Tune(threshold, knobs) => {
-                st.fusion.threshold = threshold;
-                // In the queue, so that it comes between the same two collectives on all members.
-                st.queue.push_back(Job::Tune(knobs.into()));
-                self.wake_runner();
-            }
+            Action::Tune(threshold) => st.fusion.threshold = threshold,
             Action::Over(error) => {
                 st.over = Some(error.clone());
                 st.wires.expect_end();

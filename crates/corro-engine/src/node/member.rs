@@ -147,9 +147,9 @@ impl Node {
                 }
             }
             Decision::Stalled(report) => self.actions.push(Action::Stalled(report)),
-            Decision::Tune { fusion_threshold, knobs } => {
+            Decision::Tune { fusion_threshold } => {
                 self.rules.fusion.threshold = fusion_threshold;
-                self.actions.push(Action::Tune(fusion_threshold, knobs));
+                self.actions.push(Action::Tune(fusion_threshold));
             }
             Decision::Shutdown(rank) => {
                 self.end(Error::Shutdown(format!("Horovod has been shut down (by rank {rank})")));

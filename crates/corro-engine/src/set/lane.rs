@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
-use corro_collectives::{Group, Tuning};
+use corro_collectives::Group;
 use corro_core::{Error, Result};
 use smallvec::{SmallVec, smallvec};
 
@@ -28,8 +28,6 @@ pub(super) struct Lane {
     pub(super) group: Group,
     /// How many came before it.
     pub(super) generation: u64,
-    /// What those that come after it go on with.
-    pub(super) tuning: Tuning,
 }
 
 impl ProcessSet {
@@ -128,13 +126,6 @@ impl ProcessSet {
                     self.next_job(st, self.core.now())
                 });
             }
-            Running::Tune(tuning) => {
-                if let Some(lane) = lane {
-                    lane.group.tune(tuning);
-                    lane.tuning = tuning;
-                }
-                return self.with_state(|st| self.next_job(st, self.core.now()));
-            }
         };
         let planned = batch.gear == Gear::Plan;
         self.core.observers.begins(batch.began, planned, &batch.agreed);
@@ -167,9 +158,7 @@ impl ProcessSet {
     fn tune(&self, change: &Change) {
         self.core.log_tuning(change);
         self.with_state(|st| {
-            let reductions =
-                self.core.options.tuning.as_ref().is_some_and(|t| t.may_tune_reductions(&self.core.fabric));
-            st.node.tune(change.parameters.fusion_threshold, change.parameters.knobs(reductions));
+            st.node.tune(change.parameters.fusion_threshold);
             if change.finished {
                 st.node.allow_plans();
             }
@@ -223,9 +212,8 @@ impl ProcessSet {
     /// Replaces the lane. The old one is kept until all members have finished what they had begun there.
     fn renew(&self, lane: &mut Option<Lane>) -> Result<()> {
         let Some(old) = lane.take() else { return Ok(()) };
-        let (generation, tuning) = (old.generation + 1, old.tuning);
+        let generation = old.generation + 1;
         let mut group = Group::open(&self.core.fabric, group_id(self.serial, 1 + generation), &self.members)?;
-        group.tune(tuning);
         group.barrier()?;
         self.with_state(|st| {
             st.withdrawal = group.withdrawal();
@@ -233,7 +221,7 @@ impl ProcessSet {
                 st.withdrawal.set();
             }
         });
-        *lane = Some(Lane { group, generation, tuning });
+        *lane = Some(Lane { group, generation });
         Ok(())
     }
 

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use corro_collectives::Tuning;
 use corro_core::{Error, Result};
 use corro_transport::Withdrawal;
 use smallvec::SmallVec;
@@ -38,15 +37,12 @@ pub(super) enum Job {
     Batch(Arc<[Arc<Agreed>]>, SmallVec<[bool; 4]>, Gear),
     /// Open fresh connections: some member withdrew from the old ones.
     Renew,
-    /// Run collectives like this from here on.
-    Tune(Tuning),
 }
 
 /// A job that was taken.
 pub(super) enum Running {
     Batch(Batch),
     Renew,
-    Tune(Tuning),
 }
 
 /// Tensors that run as one. Most often it is one: then nothing is allocated.
@@ -120,7 +116,6 @@ impl State {
     pub(super) fn take_job(&mut self, now: Duration) -> Option<Running> {
         let (agreed, mine, gear) = match self.queue.pop_front() {
             Some(Job::Renew) => return Some(Running::Renew),
-            Some(Job::Tune(tuning)) => return Some(Running::Tune(tuning)),
             Some(Job::Batch(agreed, mine, gear)) => (agreed, mine, gear),
             None => (self.node.begin(now)?, SmallVec::new(), Gear::Plan),
         };

@@ -11,7 +11,7 @@ use super::{Random, Report, Scenario, Step, Violation};
 use crate::coordinator::Time;
 use crate::fusion;
 use crate::matching::Agreed;
-use crate::message::{Decision, Knobs, Up};
+use crate::message::{Decision, Up};
 use crate::node::{Action, Node};
 use crate::tree::neighbours;
 
@@ -338,7 +338,7 @@ impl<'a> World<'a> {
             }
             Step::Tune { set, threshold } => {
                 let place = (set, self.place(set, rank));
-                self.member(place).node.tune(threshold, Knobs::default());
+                self.member(place).node.tune(threshold);
                 self.stir(place)?;
             }
             Step::Fail { set, text } => {
@@ -483,7 +483,7 @@ impl<'a> World<'a> {
             Action::Heard(..) => {}
             Action::Asked => self.member(place).node.answer(format!("rank {rank} is in a test")),
             Action::Stalled(report) => self.report.stalls[set][me].push((report, now)),
-            Action::Tune(threshold, _) => self.member(place).limits.threshold = threshold,
+            Action::Tune(threshold) => self.member(place).limits.threshold = threshold,
             Action::Over(error) => self.end(place, &error)?,
         }
         Ok(())
