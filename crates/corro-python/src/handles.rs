@@ -1,8 +1,9 @@
 //! Operations in flight, by number. A handle keeps the Python objects whose memory the engine works on.
 //!
 //! A tensor that the program did not name gets a name out of a few (see `names`), which its last bearer may still have.
-//! Then it is kept here and submitted once that one is done: whoever waits for anything looks after it ([`submit_due`]).
-//! The program must not be made to wait for it at submit: it may be about to submit what the other ranks wait for.
+//! Then it is kept here, with those of its stream that come behind it, and submitted once that one is done: whoever waits
+//! for anything looks after it ([`submit_due`]). The program must not be made to wait for it at submit: it may be about to
+//! submit what the other ranks wait for.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,7 @@ use pyo3::types::PyTuple;
 
 use crate::error::exception;
 use crate::gate::{Signals, outside};
+use crate::names::{self, Stream};
 use crate::output::Output;
 
 /// Between two looks whether a name is free again.
@@ -37,18 +39,18 @@ pub(crate) enum Results {
     Group(Vec<Py<PyAny>>),
 }
 
-/// The set and the name of a tensor that the program did not name.
-pub(crate) type Unnamed = (u32, String);
+/// What the operation is called: as the program says, or as the next of its stream.
+pub(crate) enum Called {
+    Given(String),
+    NextOf(Stream),
+}
 
-/// Hands the operation to the engine: a ticket for each tensor.
-pub(crate) type Submit = Box<dyn FnOnce() -> Result<Vec<Ticket>> + Send>;
+/// Hands the operation to the engine under a name: a ticket for each tensor.
+pub(crate) type Submit = Box<dyn FnOnce(String) -> Result<Vec<Ticket>> + Send>;
 
 enum Stage {
-    /// To be submitted once the operation with this handle is done.
-    Due {
-        after: u64,
-        submit: Submit,
-    },
+    /// To be submitted when its turn in its stream comes.
+    Due(Stream, Submit),
     /// Somebody submits it right now.
     Leaving,
     Flying(Arc<Vec<Ticket>>),
@@ -56,10 +58,10 @@ enum Stage {
 }
 
 impl Stage {
-    fn is_done(&self) -> bool {
+    fn has_ended(&self) -> bool {
         match self {
-            Self::Due { .. } | Self::Leaving => false,
-            Self::Flying(tickets) => tickets.iter().all(Ticket::is_done),
+            Self::Due(..) | Self::Leaving => false,
+            Self::Flying(tickets) => tickets.iter().all(Ticket::has_ended),
             Self::Refused(_) => true,
         }
     }
@@ -69,20 +71,29 @@ impl Stage {
 struct Table {
     next: u64,
     pending: HashMap<u64, (Stage, Pending)>,
-    /// Who was the last to bear a name that the program did not give.
-    unnamed: HashMap<Unnamed, u64>,
-    /// The handles at stage `Due`, oldest first.
-    due: VecDeque<u64>,
+    /// Who was the last to bear a name that the program did not give, by set and name.
+    bearers: HashMap<(u32, String), u64>,
+    queues: HashMap<Stream, Queue>,
+}
+
+/// The operations of a stream that are at stage `Due`, oldest first.
+#[derive(Default)]
+struct Queue {
+    handles: VecDeque<u64>,
+    /// What the first will be called, once that is known.
+    name: Option<String>,
 }
 
 impl Table {
-    fn is_done(&self, handle: u64) -> bool {
-        self.pending.get(&handle).is_none_or(|(stage, _)| stage.is_done())
+    /// Who has this name now.
+    fn bearer(&self, set: u32, name: &str) -> Option<u64> {
+        let handle = *self.bearers.get(&(set, name.to_owned()))?;
+        self.pending.get(&handle).is_some_and(|(stage, _)| !stage.has_ended()).then_some(handle)
     }
 
-    /// Who has this name now.
-    fn bearer(&self, unnamed: &Unnamed) -> Option<u64> {
-        self.unnamed.get(unnamed).copied().filter(|handle| !self.is_done(*handle))
+    /// Whom an operation at stage `Due` waits for.
+    fn before(&self, stream: &Stream) -> Option<u64> {
+        self.bearer(stream.0, self.queues.get(stream)?.name.as_ref()?)
     }
 }
 
@@ -92,87 +103,146 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Submits an operation and gives it a handle. `unnamed` is there if the program did not name it.
-pub(crate) fn submit(py: Python<'_>, pending: Pending, unnamed: Option<Unnamed>, submit: Submit) -> PyResult<u64> {
-    let bearer = unnamed.as_ref().and_then(|unnamed| table().bearer(unnamed));
-    let stage = match bearer {
-        None => Stage::Flying(Arc::new(outside(py, submit)?)),
-        Some(after) => Stage::Due { after, submit },
+/// Submits an operation and gives it a handle.
+pub(crate) fn submit(py: Python<'_>, pending: Pending, called: Called, submit: Submit) -> PyResult<u64> {
+    let insert = |stage: Stage| {
+        let mut table = table();
+        let handle = table.next;
+        table.next += 1;
+        table.pending.insert(handle, (stage, pending));
+        (table, handle)
     };
-    let mut table = table();
-    let handle = table.next;
-    table.next += 1;
-    if bearer.is_some() {
-        table.due.push_back(handle);
-    }
-    table.pending.insert(handle, (stage, pending));
-    if let Some(unnamed) = unnamed {
-        table.unnamed.insert(unnamed, handle);
+    let (stream, name) = match called {
+        Called::Given(name) => {
+            let tickets = outside(py, move || submit(name))?;
+            return Ok(insert(Stage::Flying(Arc::new(tickets))).1);
+        }
+        Called::NextOf(stream) if table().queues.get(&stream).is_some_and(|queue| !queue.handles.is_empty()) => {
+            (stream, None)
+        }
+        Called::NextOf(stream) => {
+            let name = names::next(&stream);
+            if table().bearer(stream.0, &name).is_none() {
+                let key = (stream.0, name.clone());
+                let tickets = outside(py, move || submit(name))?;
+                let (mut table, handle) = insert(Stage::Flying(Arc::new(tickets)));
+                table.bearers.insert(key, handle);
+                return Ok(handle);
+            }
+            (stream, Some(name))
+        }
+    };
+    let (mut table, handle) = insert(Stage::Due(stream.clone(), submit));
+    let queue = table.queues.entry(stream).or_default();
+    queue.handles.push_back(handle);
+    if name.is_some() {
+        queue.name = name;
     }
     Ok(handle)
 }
 
-/// Submits what was kept until a name is free, where it is. Whoever waits calls this every now and then, without the GIL.
+/// Submits what waits for its name to be free, where it is. Whoever waits calls this every now and then, without the GIL.
 pub(crate) fn submit_due() {
     // One at a time, so that all go in the order in which the program submitted them.
     static TURN: Mutex<()> = Mutex::new(());
     let Ok(_turn) = TURN.try_lock() else { return };
-    loop {
-        let mut here = table();
-        let Some(&handle) = here.due.front() else { return };
-        let Some((stage, _)) = here.pending.get(&handle) else {
-            here.due.pop_front();
-            continue;
-        };
-        let Stage::Due { after, .. } = stage else { return };
-        if !here.is_done(*after) {
-            return;
-        }
-        here.due.pop_front();
-        let Some((stage, _)) = here.pending.get_mut(&handle) else { return };
-        let Stage::Due { submit, .. } = std::mem::replace(stage, Stage::Leaving) else { return };
-        drop(here);
-        let left = match submit() {
-            Ok(tickets) => Stage::Flying(Arc::new(tickets)),
-            Err(error) => Stage::Refused(error),
-        };
-        if let Some((stage, _)) = table().pending.get_mut(&handle) {
-            *stage = left;
-        }
+    let streams: Vec<Stream> = table().queues.keys().cloned().collect();
+    for stream in streams {
+        while submit_first(&stream) {}
     }
 }
 
-/// Waits until the last tensor with this name is done: for an operation that the program waits for anyway. Not with the
-/// GIL. False if a signal came first.
-pub(crate) fn wait_until_free(unnamed: &Unnamed, signals: &mut Signals) -> bool {
+/// Submits the first of a stream, if its name is free. False if not, or there is none.
+fn submit_first(stream: &Stream) -> bool {
+    let mut here = table();
+    let Some(queue) = here.queues.get(stream).filter(|queue| !queue.handles.is_empty()) else {
+        here.queues.remove(stream);
+        return false;
+    };
+    let known = queue.name.clone();
+    drop(here);
+    let name = known.unwrap_or_else(|| names::next(stream));
+    let mut here = table();
+    let taken = here.bearer(stream.0, &name).is_some();
+    let Some(queue) = here.queues.get_mut(stream) else { return false };
+    if taken {
+        queue.name = Some(name);
+        return false;
+    }
+    queue.name = None;
+    let Some(handle) = queue.handles.pop_front() else { return false };
+    let stage = here.pending.get_mut(&handle).map(|(stage, _)| std::mem::replace(stage, Stage::Leaving));
+    here.bearers.insert((stream.0, name.clone()), handle);
+    drop(here);
+    let Some(Stage::Due(_, submit)) = stage else { return true };
+    let left = match submit(name) {
+        Ok(tickets) => Stage::Flying(Arc::new(tickets)),
+        Err(error) => Stage::Refused(error),
+    };
+    if let Some((stage, _)) = table().pending.get_mut(&handle) {
+        *stage = left;
+    }
+    true
+}
+
+/// The name for the stream's next tensor, free: for an operation that the program waits for anyway. Not with the GIL. None
+/// if a signal came first.
+pub(crate) fn wait_for_name(stream: &Stream, signals: &mut Signals) -> Option<String> {
+    // Those that are due come before it.
     loop {
-        let Some(handle) = table().bearer(unnamed) else { return true };
-        if !wait_for(handle, signals) {
-            return false;
+        let last = table().queues.get(stream).and_then(|queue| queue.handles.back().copied());
+        match last {
+            Some(last) if !wait_for_submit(last, signals) => return None,
+            Some(_) => {}
+            None => break,
+        }
+    }
+    let name = names::next(stream);
+    loop {
+        let bearer = table().bearer(stream.0, &name);
+        match bearer {
+            Some(handle) if !wait_for(handle, signals) => return None,
+            Some(_) => {}
+            None => return Some(name),
         }
     }
 }
 
 /// Waits until the operation is done. Not with the GIL. False if a signal came first.
 fn wait_for(handle: u64, signals: &mut Signals) -> bool {
+    if !wait_for_submit(handle, signals) {
+        return false;
+    }
+    let tickets = match table().pending.get(&handle) {
+        Some((Stage::Flying(tickets), _)) => Arc::clone(tickets),
+        _ => return true,
+    };
+    // All of a group, also after a failure: nothing may touch the tensors afterwards.
+    tickets.iter().all(|ticket| ticket.wait_while(&mut || signals.go_on()))
+}
+
+/// Waits until the operation has been submitted. Not with the GIL. False if a signal came first.
+fn wait_for_submit(handle: u64, signals: &mut Signals) -> bool {
     loop {
-        let before = match table().pending.get(&handle) {
-            None | Some((Stage::Refused(_), _)) => return true,
-            Some((Stage::Flying(tickets), _)) => Ok(Arc::clone(tickets)),
-            Some((Stage::Due { after, .. }, _)) => Err(Some(*after)),
-            Some((Stage::Leaving, _)) => Err(None),
+        let before = {
+            let here = table();
+            match here.pending.get(&handle) {
+                Some((Stage::Due(stream, _), _)) => here.before(stream),
+                Some((Stage::Leaving, _)) => None,
+                _ => return true,
+            }
         };
         match before {
-            // All of a group, also after a failure: nothing may touch the tensors afterwards.
-            Ok(tickets) => return tickets.iter().all(|ticket| ticket.wait_while(&mut || signals.go_on())),
-            Err(Some(after)) if !wait_for(after, signals) => return false,
-            Err(_) => {
-                submit_due();
-                if !signals.go_on() {
+            Some(before) if before != handle => {
+                if !wait_for(before, signals) {
                     return false;
                 }
-                std::thread::sleep(MOMENT);
             }
+            _ => std::thread::sleep(MOMENT),
+        }
+        submit_due();
+        if !signals.go_on() {
+            return false;
         }
     }
 }
@@ -196,7 +266,10 @@ pub(crate) fn poll(py: Python<'_>, handle: u64) -> PyResult<bool> {
             "handle {handle} is not in flight: it was never given out, or has been synchronized already"
         ))
     })?;
-    Ok(stage.is_done())
+    Ok(match stage {
+        Stage::Flying(tickets) => tickets.iter().all(Ticket::is_done),
+        other => other.has_ended(),
+    })
 }
 
 #[pyfunction]
@@ -210,7 +283,7 @@ pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Option<Py<PyAny>>> {
     let outcomes: Result<Vec<Outcome>> = match stage {
         Stage::Flying(tickets) => tickets.iter().map(Ticket::take).collect(),
         Stage::Refused(error) => Err(error),
-        Stage::Due { .. } | Stage::Leaving => Err(Error::Bug("waited for an operation that was not submitted".into())),
+        Stage::Due(..) | Stage::Leaving => Err(Error::Bug("waited for an operation that was not submitted".into())),
     };
     let result = outcomes.map_err(|error| exception(py, &error)).and_then(|outcomes| match results {
         Results::One(result) => outcomes.into_iter().next().map_or_else(

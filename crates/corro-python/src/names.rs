@@ -4,7 +4,7 @@
 //! process in one, for ever. Here each kind of operation counts by itself, in each process set, so that what some ranks do
 //! among themselves does not bring them out of line with the others; and the count starts over at [`CYCLE`], so that
 //! the engine comes to know the names and need not have them announced. A tensor whose name is still another's is
-//! submitted when that one is done (see `handles`).
+//! submitted when that one is done, and those behind it are named only then (see `handles`).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,40 +13,28 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// the named ones need as well.
 const CYCLE: u64 = 256;
 
-/// A tensor's name, and whether the program gave it.
-pub(crate) struct Name {
-    pub(crate) full: String,
-    pub(crate) given: bool,
-}
+/// The tensors without a name that are counted together: a process set, and a kind of operation in it.
+pub(crate) type Stream = (u32, String);
 
-type Counters = HashMap<(u32, String), u64>;
+static UNNAMED: Mutex<Option<HashMap<Stream, u64>>> = Mutex::new(None);
 
-static UNNAMED: Mutex<Option<Counters>> = Mutex::new(None);
-
-fn unnamed() -> MutexGuard<'static, Option<Counters>> {
+fn unnamed() -> MutexGuard<'static, Option<HashMap<Stream, u64>>> {
     UNNAMED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name of a tensor of its own.
-pub(crate) fn of_one(set: u32, kind: &str, name: Option<&str>) -> Name {
-    full(set, kind.to_owned(), name)
+/// What a tensor is called that the program calls `name`.
+pub(crate) fn given(kind: &str, name: &str) -> String {
+    format!("{kind}.{name}")
 }
 
-/// What the names of a group's tensors begin with.
-pub(crate) fn of_group(set: u32, kind: &str, name: Option<&str>) -> Name {
-    full(set, format!("grouped_{kind}"), name)
-}
-
-fn full(set: u32, kind: String, name: Option<&str>) -> Name {
-    let Some(name) = name else {
-        let text = kind.clone();
-        let mut unnamed = unnamed();
-        let next = unnamed.get_or_insert_default().entry((set, kind)).or_default();
-        let number = *next;
-        *next = (number + 1) % CYCLE;
-        return Name { full: format!("{text}.noname.{number}"), given: false };
-    };
-    Name { full: format!("{kind}.{name}"), given: true }
+/// The name of the stream's next tensor. To be asked for when that is about to be submitted, and not much earlier: ranks
+/// must not get far ahead of each other in counting.
+pub(crate) fn next(stream: &Stream) -> String {
+    let mut unnamed = unnamed();
+    let next = unnamed.get_or_insert_default().entry(stream.clone()).or_default();
+    let number = *next;
+    *next = (number + 1) % CYCLE;
+    format!("{}.noname.{number}", stream.1)
 }
 
 /// A new set counts from 0, also when its number was another one's before.

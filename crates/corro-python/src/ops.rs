@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::error::{exception, unregistered};
 use crate::gate::{Signals, outside};
-use crate::handles::{self, Pending, Results};
+use crate::handles::{self, Called, Pending, Results};
 use crate::job::engine;
 use crate::names;
 use crate::output::Output;
@@ -95,16 +95,25 @@ pub(crate) fn run(
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let allocated = output.is_none();
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
-    let name = names::of_one(set, kind, name);
+    let called = called(set, kind.to_owned(), name);
     let outcome = wait_for_run(py, move |signals| {
-        let free = name.given || handles::wait_until_free(&(set, name.full.clone()), signals);
-        if !free {
-            return Ok(Err(None));
-        }
-        let submission = submission(set, name.full, wanted.kind()?, view, output.as_ref())?;
+        let name = match called {
+            Called::Given(name) => Some(name),
+            Called::NextOf(stream) => handles::wait_for_name(&stream, signals),
+        };
+        let Some(name) = name else { return Ok(Err(None)) };
+        let submission = submission(set, name, wanted.kind()?, view, output.as_ref())?;
         Ok(engine.run_while(submission, &mut || signals.go_on())?.map_err(Some))
     })?;
     Ok(allocated.then(|| Output::new(outcome)))
+}
+
+/// What an operation of this kind is called, if the program calls it `name`.
+fn called(set: u32, kind: String, name: Option<&str>) -> Called {
+    match name {
+        Some(name) => Called::Given(names::given(&kind, name)),
+        None => Called::NextOf((set, kind)),
+    }
 }
 
 /// Does `work` until it ends or a signal handler raises. A tensor that is still on its way then keeps the memory it needs.
@@ -148,11 +157,10 @@ pub(crate) fn submit(
     let engine = engine(py)?;
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
-    let name = names::of_one(set, kind, name);
-    let unnamed = (!name.given).then(|| (set, name.full.clone()));
+    let called = called(set, kind.to_owned(), name);
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
-    let submit = move || Ok(vec![engine.submit(submission(set, name.full, kind, view, output.as_ref())?)?]);
-    handles::submit(py, Pending { results: Results::One(result), keep, complete }, unnamed, Box::new(submit))
+    let submit = move |name: String| Ok(vec![engine.submit(submission(set, name, kind, view, output.as_ref())?)?]);
+    handles::submit(py, Pending { results: Results::One(result), keep, complete }, called, Box::new(submit))
 }
 
 #[pyfunction]
@@ -179,22 +187,21 @@ pub(crate) fn submit_group(
         return Err(exception(py, &Error::Bug("a group needs as many outputs and results as tensors".into())));
     }
     let wanted = Wanted { kind, op, prescale, postscale, root: 0, splits: Vec::new() };
-    let group = names::of_group(set, kind, name);
-    let unnamed = (!group.given).then(|| (set, group.full.clone()));
+    let called = called(set, format!("grouped_{kind}"), name);
     let mut outputs = outputs.into_iter().flatten();
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
-    let submit = move || {
+    let submit = move |group: String| {
         let submissions = views
             .into_iter()
             .enumerate()
             .map(|(i, view)| {
-                let name = format!("{}_{}of{count}", group.full, i + 1);
+                let name = format!("{group}_{}of{count}", i + 1);
                 submission(set, name, kind.clone(), view, outputs.next().as_ref())
             })
             .collect::<Result<Vec<_>>>()?;
         engine.submit_group(submissions)
     };
-    handles::submit(py, Pending { results: Results::Group(results), keep, complete }, unnamed, Box::new(submit))
+    handles::submit(py, Pending { results: Results::Group(results), keep, complete }, called, Box::new(submit))
 }
 
 #[pyfunction]
