@@ -59,6 +59,7 @@ def corro_rank(log: Path) -> None:
 
     import corro.torch as hvd
 
+    tell(log, ready=True)
     hvd.init()
     net, x, y = model_of(torch)
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters()), net.named_parameters())
@@ -129,6 +130,7 @@ class Watched:
         )
         self._offsets: dict[Path, int] = {}
         self.steps: list[dict] = []
+        self.ready: set[int] = set()
 
     def look(self) -> None:
         for file in self.log.glob("*.jsonl"):
@@ -137,7 +139,9 @@ class Watched:
                 data = opened.read()
             whole = data.rfind(b"\n") + 1
             self._offsets[file] = self._offsets.get(file, 0) + whole
-            self.steps += [json.loads(line) for line in data[:whole].splitlines()]
+            events = [json.loads(line) for line in data[:whole].splitlines()]
+            self.steps += [e for e in events if "step" in e]
+            self.ready |= {e["pid"] for e in events if "ready" in e}
 
     def wait(self, what: str, found):
         until = time.monotonic() + LIMIT
@@ -151,8 +155,19 @@ class Watched:
                 raise SystemExit(f"{self.way}: no {what} (status {self.job.poll()}):\n{tail}")
             time.sleep(0.01)
 
+    def wait_for_a_spare(self) -> None:
+        until = time.monotonic() + LIMIT
+        while not self.ready - {s["pid"] for s in self.steps}:
+            if time.monotonic() > until:
+                raise SystemExit("spare: none came")
+            time.sleep(0.05)
+            self.look()
+        time.sleep(0.5)  # it has imported everything; now it asks for a seat
+
     def kill(self, rank: int, ranks: int) -> tuple[float, float]:
         """Seconds from the kill of a rank to the next step, and to the next step of all."""
+        if self.way == "spare":
+            self.wait_for_a_spare()
         settled = time.monotonic()
         first = self.wait("step of all", lambda s: s["time"] > settled and s["size"] == ranks)
         last = self.wait("steps", lambda s: s["step"] >= first["step"] + STEPS and s["size"] == ranks and s["rank"] == rank)

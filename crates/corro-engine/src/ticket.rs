@@ -115,6 +115,11 @@ impl Ticket {
         done
     }
 
+    /// As [`Ticket::is_done`], for callers that do not tell the program, which therefore does nothing because of it.
+    pub fn has_ended(&self) -> bool {
+        self.promise.is_kept()
+    }
+
     /// Waits for the result. The waiting thread does the engine's work meanwhile, which is faster than having it done.
     pub fn wait(self) -> Result<Outcome> {
         self.set.drive_until(&self.promise, &mut || true);

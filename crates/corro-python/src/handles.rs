@@ -68,7 +68,7 @@ impl Stage {
     fn is_done(&self) -> bool {
         match self {
             Self::Due { .. } | Self::Leaving => false,
-            Self::Flying(tickets) => tickets.iter().all(Ticket::is_done),
+            Self::Flying(tickets) => tickets.iter().all(Ticket::has_ended),
             Self::Refused(_) => true,
         }
     }
@@ -276,7 +276,10 @@ pub(crate) fn poll(py: Python<'_>, handle: u64) -> PyResult<bool> {
             "handle {handle} is not in flight: it was never given out, or has been synchronized already"
         ))
     })?;
-    Ok(stage.is_done())
+    Ok(match stage {
+        Stage::Flying(tickets) => tickets.iter().all(Ticket::is_done),
+        _ => stage.is_done(),
+    })
 }
 
 #[pyfunction]
