@@ -126,6 +126,10 @@ def ranks_part(result: Path, batch: int, number_of_rounds: int) -> None:
     if rank == 0:
         result.write_text(json.dumps(times))
     hvd.allreduce(0.0, name="end")
+    hvd.shutdown()
+    # The strategy's server would wait, at a proper exit, for workers that have gone.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def for_all_workers(tf, x, y, size: int):
