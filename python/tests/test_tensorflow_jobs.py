@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_jobs import run_file, run_job
+from test_jobs import run_job
 
 HERE = Path(__file__).parent
 FILES = [HERE / "parallel" / "test_cases.py", *sorted((HERE / "parallel").glob("test_tensorflow*.py"))]
@@ -16,14 +16,15 @@ FILES = [HERE / "parallel" / "test_cases.py", *sorted((HERE / "parallel").glob("
 FEW_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "CORRO_TEST_FRAMEWORK": "tensorflow"}
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_on_all_ranks(file: Path, size: int) -> None:
-    run_file(file, size, **FEW_THREADS)
-
-
-def test_alone() -> None:
-    run_file(HERE / "parallel" / "test_tensorflow_ops.py", 1, **FEW_THREADS)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_on_all_ranks(size: int) -> None:
+    # All files in one job: importing TensorFlow takes longer than most of them. The shared cases need company.
+    files = [str(file) for file in FILES if size > 1 or file.stem != "test_cases"]
+    options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--timeout=120"]
+    job = run_job(size, sys.executable, "-m", "pytest", *options, *files, timeout=880, **FEW_THREADS)
+    if job.returncode:
+        pytest.fail(f"on {size} ranks:\n{job.stdout[-6000:]}\n{job.stderr[-6000:]}", pytrace=False)
 
 
 JOBS = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from corro._errors import HorovodInternalError, UnregisteredProcessSet
+from corro._errors import HorovodInternalError
 from corro._front import arguments
 from corro._front.arguments import Adasum, Average, Max, Min, Product, Sum
 from corro._front.basics import (
@@ -126,7 +126,8 @@ def _where(process_set: AnySet) -> dict[str, Any]:
     """The arguments of a node that say which process set is meant."""
     if isinstance(process_set, ProcessSet):
         if process_set.process_set_id is None:
-            raise UnregisteredProcessSet(f"{process_set} does not exist, or has not been registered.")
+            # Not a class of our own: AutoGraph passes only Python's on to the caller of a tf.function.
+            raise ValueError(f"{process_set} does not exist, or has not been registered.")
         return {"process_set": [], "process_set_id": process_set.process_set_id}
     if tf.is_tensor(process_set) or isinstance(process_set, tf.Variable):
         return {"process_set": [tf.cast(process_set, tf.int32)]}

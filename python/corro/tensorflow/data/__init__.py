@@ -1,1 +1,1 @@
-"""`tf.data` service beside a training: `compute_service` for the training, `compute_worker` for the machines that compute."""
+"""`tf.data` service beside a training: `compute_service` for the training, `compute_worker` for machines that compute."""
