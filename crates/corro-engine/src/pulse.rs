@@ -208,6 +208,7 @@ mod tests {
     #[test]
     fn one_may_be_asked_out_of_turn() {
         let mut pulse = Pulse::new(LIMIT, [1, 2]);
+        assert_eq!(pulse.look(at(9)), Findings::default());
         pulse.heard(at(9), 1);
         assert!(pulse.ask(at(10), 1) && !pulse.ask(at(10), 1), "once is enough");
         assert_eq!(pulse.owes_answer(at(10), 1), Some((at(11), at(1))));

@@ -112,12 +112,13 @@ impl Periods {
         self.seen.truncate(3 * LONGEST);
         self.count += 1;
         if self.count.is_multiple_of(EVERY) {
-            let repeats = |k: &usize| (0..2 * k).all(|i| self.seen[i] == self.seen[i + k]);
+            // In all that is remembered: a step may end with many that are alike, which repeat sooner than the step does.
+            let repeats = |k: &usize| (0..self.seen.len() - k).all(|i| self.seen[i] == self.seen[i + k]);
             self.period = (1..=self.seen.len() / 3).find(repeats).map(|k| k as u64);
         }
     }
 
-    /// After how many tensors the program repeats itself, if it had done so twice when this was last looked at.
+    /// After how many tensors the program repeats itself, if it had done so as far as is remembered when this was last looked at.
     pub fn period(&self) -> Option<u64> {
         self.period
     }
@@ -211,7 +212,7 @@ mod tests {
                     match log.get(rank.read) {
                         Some(Said::Run(n)) => rank.done[*n] = true,
                         Some(Said::Fold(fold)) => {
-                            assert!(who == 0 || rank.stream.apply(*fold), "seed {seed}: too late")
+                            assert!(who == 0 || rank.stream.apply(*fold), "seed {seed}: too late");
                         }
                         None => break,
                     }

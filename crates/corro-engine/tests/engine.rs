@@ -185,11 +185,11 @@ fn a_wait_can_be_given_up_and_taken_up_again() {
         let given_up = std::sync::Arc::new(std::sync::Barrier::new(2));
         on_ranks(2, move |engine| {
             for _ in 0..rounds {
-                engine.run(sum("again", &[1.0; 50_000])).unwrap();
+                engine.run(sum("again", &vec![1.0; 50_000])).unwrap();
             }
             let ticket = if engine.rank() == 0 {
                 let mut asked = 0;
-                let left = engine.run_while(sum("again", &[1.0; 50_000]), &mut || {
+                let left = engine.run_while(sum("again", &vec![1.0; 50_000]), &mut || {
                     asked += 1;
                     asked < 3
                 });
@@ -199,7 +199,7 @@ fn a_wait_can_be_given_up_and_taken_up_again() {
                 ticket
             } else {
                 given_up.wait();
-                engine.submit(sum("again", &[1.0; 50_000])).unwrap()
+                engine.submit(sum("again", &vec![1.0; 50_000])).unwrap()
             };
             assert!(ticket.wait_while(&mut || true));
             assert_eq!(numbers(ticket.take().unwrap()), vec![2.0; 50_000]);
