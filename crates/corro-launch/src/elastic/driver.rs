@@ -55,8 +55,9 @@ struct Agent {
     leash: Leash,
     started: Instant,
     heard: Instant,
-    /// The launcher's address as it sees it, once it has said hello.
-    hello: Option<Option<IpAddr>>,
+    /// Whether it has said hello, and the launcher's address as it sees it.
+    greeted: bool,
+    caller: Option<IpAddr>,
     /// What it is to start once it has said hello.
     waiting: Vec<WorkerId>,
     over: bool,
@@ -221,7 +222,9 @@ impl<'a> Driver<'a> {
                     let why = format!("it has corro {release} where this host has {ours}: install the same release");
                     return self.lose_host(at, &why);
                 }
-                self.agents[at].hello = Some(caller.and_then(|c| c.parse::<IpAddr>().ok()).map(|ip| ip.to_canonical()));
+                let agent = &mut self.agents[at];
+                (agent.greeted, agent.caller) =
+                    (true, caller.and_then(|c| c.parse::<IpAddr>().ok()).map(|ip| ip.to_canonical()));
                 self.begin_at(at)
             }
             Report::Exited { rank, ending } => {
@@ -315,7 +318,7 @@ impl<'a> Driver<'a> {
         };
         self.workers.insert(worker, at);
         self.agents[at].waiting.push(worker);
-        if self.agents[at].hello.is_some() { self.launch_waiting(at) } else { Ok(()) }
+        if self.agents[at].greeted { self.launch_waiting(at) } else { Ok(()) }
     }
 
     fn start_agent(&mut self, name: &str) -> Result<usize> {
@@ -343,7 +346,8 @@ impl<'a> Driver<'a> {
             leash,
             started: now,
             heard: now,
-            hello: None,
+            greeted: false,
+            caller: None,
             waiting: Vec::new(),
             over: false,
         });
@@ -390,7 +394,7 @@ impl<'a> Driver<'a> {
         if !job.interfaces.is_empty() {
             let chosen = nic::addresses(Some(&job.interfaces))?;
             addresses.retain(|a| a.ip().is_loopback() || chosen.iter().any(|n| n.address == a.ip()));
-        } else if let (Some(Some(ip)), Some(first)) = (self.agents[at].hello, addresses.first().copied()) {
+        } else if let (Some(ip), Some(first)) = (self.agents[at].caller, addresses.first().copied()) {
             // The address by which the other host sees us is known to work, at least for ssh.
             let seen = SocketAddr::new(ip, first.port());
             addresses.retain(|a| *a != seen);
@@ -412,7 +416,7 @@ impl<'a> Driver<'a> {
             }
         }
         for (at, agent) in self.agents.iter_mut().enumerate().filter(|(_, a)| !a.over) {
-            if agent.hello.is_none() && now >= agent.started + job.start_timeout {
+            if !agent.greeted && now >= agent.started + job.start_timeout {
                 let limit = job.start_timeout.as_secs_f64();
                 lost.push((
                     at,
@@ -421,7 +425,7 @@ impl<'a> Driver<'a> {
                     ),
                 ));
             }
-            if agent.local || agent.hello.is_none() {
+            if agent.local || !agent.greeted {
                 continue;
             }
             agent.leash.order(&Order::Beat)?;
@@ -484,7 +488,7 @@ impl<'a> Driver<'a> {
         let order = Order::End { signal, grace_ms: grace.as_millis() as u64 };
         for agent in self.agents.iter_mut().filter(|a| !a.over) {
             agent.leash.order(&order)?;
-            if agent.hello.is_none() {
+            if !agent.greeted {
                 // Nothing was started there.
                 agent.over = true;
             }
@@ -500,7 +504,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    pub(super) fn outcome(&self, failure: Option<Failure>) -> Result<Outcome> {
+    pub(super) fn outcome(&self, failure: Option<Failure>) -> Outcome {
         let mut last_lines = Vec::new();
         if let Some(mut output) = lock_soon(&self.output) {
             if let Some(Failure::Elastic { worker: Some(worker), .. }) = &failure {
@@ -508,7 +512,7 @@ impl<'a> Driver<'a> {
             }
             output.close();
         }
-        Ok(Outcome { failure, results: self.results(), last_lines })
+        Outcome { failure, results: self.results(), last_lines }
     }
 
     fn client(&self, deadline: Deadline) -> Result<store::Client> {

@@ -54,6 +54,6 @@ impl Elastic {
         let mut driver = driver::Driver::start(self, output, sender, events)?;
         let failure = driver.follow();
         driver.release();
-        driver.outcome(failure?)
+        Ok(driver.outcome(failure?))
     }
 }
