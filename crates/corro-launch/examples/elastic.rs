@@ -113,7 +113,7 @@ fn train(
         }
         std::thread::sleep(pause);
         *committed = State { step: committed.step + 1, sum: committed.sum + committed.step };
-        if committed.step % 10 == 0 {
+        if committed.step.is_multiple_of(10) {
             println!("step {} rank {} of {} epoch {}", committed.step, seat.rank, size, seat.epoch);
         }
         // Everybody must see the change at the same step.
@@ -129,7 +129,7 @@ fn reduce(engine: &Engine, name: &str, op: ReduceOp, numbers: [u64; 2]) -> Resul
     let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
     let submission = Submission::allreduce(name, op, DType::I64, Shape(vec![2]), bytes.into());
     let outcome = engine.submit(submission)?.wait()?;
-    let bytes = outcome.output.map(|buffer| buffer.into_vec()).unwrap_or_default();
+    let bytes = outcome.output.map(corro_core::Buffer::into_vec).unwrap_or_default();
     let number = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
     match (number(0), number(8)) {
         (Some(a), Some(b)) => Ok([a, b]),

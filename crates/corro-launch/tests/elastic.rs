@@ -100,7 +100,9 @@ fn losses_are_survived_whoever_it_is() {
         job.steps_in(1);
         let victims: Vec<i32> = ranks.iter().map(|rank| job.process(*rank, 4, 1)).collect();
         let killed = Instant::now();
-        victims.iter().for_each(|pid| kill(*pid, "KILL"));
+        for pid in victims {
+            kill(pid, "KILL");
+        }
         job.steps_in(2);
         eprintln!("{ranks:?} killed: ten steps of the next epoch were made after {:?}", killed.elapsed());
         let ran = job.finish(STEPS);

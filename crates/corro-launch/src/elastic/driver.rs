@@ -55,9 +55,9 @@ struct Agent {
     leash: Leash,
     started: Instant,
     heard: Instant,
-    said_hello: bool,
-    /// The launcher's address as it sees it, if it has said.
-    launcher: Option<IpAddr>,
+    /// Whether it has said hello, and the launcher's address as it sees it.
+    greeted: bool,
+    caller: Option<IpAddr>,
     /// What it is to start once it has said hello.
     waiting: Vec<WorkerId>,
     over: bool,
@@ -222,8 +222,9 @@ impl<'a> Driver<'a> {
                     let why = format!("it has corro {release} where this host has {ours}: install the same release");
                     return self.lose_host(at, &why);
                 }
-                self.agents[at].said_hello = true;
-                self.agents[at].launcher = caller.and_then(|c| c.parse::<IpAddr>().ok()).map(|ip| ip.to_canonical());
+                let agent = &mut self.agents[at];
+                (agent.greeted, agent.caller) =
+                    (true, caller.and_then(|c| c.parse::<IpAddr>().ok()).map(|ip| ip.to_canonical()));
                 self.begin_at(at)
             }
             Report::Exited { rank, ending } => {
@@ -317,7 +318,7 @@ impl<'a> Driver<'a> {
         };
         self.workers.insert(worker, at);
         self.agents[at].waiting.push(worker);
-        if self.agents[at].said_hello { self.launch_waiting(at) } else { Ok(()) }
+        if self.agents[at].greeted { self.launch_waiting(at) } else { Ok(()) }
     }
 
     fn start_agent(&mut self, name: &str) -> Result<usize> {
@@ -345,8 +346,8 @@ impl<'a> Driver<'a> {
             leash,
             started: now,
             heard: now,
-            said_hello: false,
-            launcher: None,
+            greeted: false,
+            caller: None,
             waiting: Vec::new(),
             over: false,
         });
@@ -393,7 +394,7 @@ impl<'a> Driver<'a> {
         if !job.interfaces.is_empty() {
             let chosen = nic::addresses(Some(&job.interfaces))?;
             addresses.retain(|a| a.ip().is_loopback() || chosen.iter().any(|n| n.address == a.ip()));
-        } else if let (Some(ip), Some(first)) = (self.agents[at].launcher, addresses.first().copied()) {
+        } else if let (Some(ip), Some(first)) = (self.agents[at].caller, addresses.first().copied()) {
             // The address by which the other host sees us is known to work, at least for ssh.
             let seen = SocketAddr::new(ip, first.port());
             addresses.retain(|a| *a != seen);
@@ -415,7 +416,7 @@ impl<'a> Driver<'a> {
             }
         }
         for (at, agent) in self.agents.iter_mut().enumerate().filter(|(_, a)| !a.over) {
-            if !agent.said_hello && now >= agent.started + job.start_timeout {
+            if !agent.greeted && now >= agent.started + job.start_timeout {
                 let limit = job.start_timeout.as_secs_f64();
                 lost.push((
                     at,
@@ -424,7 +425,7 @@ impl<'a> Driver<'a> {
                     ),
                 ));
             }
-            if agent.local || !agent.said_hello {
+            if agent.local || !agent.greeted {
                 continue;
             }
             agent.leash.order(&Order::Beat)?;
@@ -487,7 +488,7 @@ impl<'a> Driver<'a> {
         let order = Order::End { signal, grace_ms: grace.as_millis() as u64 };
         for agent in self.agents.iter_mut().filter(|a| !a.over) {
             agent.leash.order(&order)?;
-            if !agent.said_hello {
+            if !agent.greeted {
                 // Nothing was started there.
                 agent.over = true;
             }
