@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -204,6 +205,7 @@ def test_job(name: str, tmp_path: Path) -> None:
 INTERRUPTED = """
 import os, signal, sys, threading, time, torch, corro.torch as hvd
 call, rounds, word = sys.argv[1:]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background may have it ignored
 hvd.init()
 x = torch.ones(1 << 16)
 for i in range(int(rounds)):  # many times: then the ranks follow a plan
@@ -262,7 +264,10 @@ def test_a_signal_to_the_launcher_ends_ranks_that_wait(wanted: signal.Signals, t
         "time.sleep(600) if corro.rank() else corro._native.barrier(0)\n"
     )
     command = [program(), "run", "-np", "2", sys.executable, str(script), "--mark", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+    # Tests that run in the background may have the signal ignored, and programs inherit that.
+    heed = functools.partial(signal.signal, wanted, signal.SIG_DFL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, preexec_fn=heed) as job:  # noqa: PLW1509 - no other threads
         assert job.stdout is not None
         for _ in range(2):
             assert "here" in job.stdout.readline()
