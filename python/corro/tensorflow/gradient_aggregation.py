@@ -76,6 +76,11 @@ class LocalGradientAggregationHelper:
 
         def reduced() -> list[Any]:
             results = self._reduce(sums, [vars[i] for i in present])
+            # Alone there is nothing to reduce. What was read of a variable may be its own memory, which is cleared below.
+            results = [
+                tf.raw_ops.DeepCopy(x=result) if result is total else result
+                for result, total in zip(results, sums, strict=True)
+            ]
             if self.average_aggregated_gradients:
                 results = [result / self.backward_passes_per_step for result in results]
             with tf.control_dependencies(results):

@@ -147,7 +147,7 @@ class ComputeClient:
                 with Client(address, authkey=self._key) as connection:
                     connection.send_bytes(json.dumps({"what": what, **more}).encode())
                     return json.loads(connection.recv_bytes(1 << 16))
-            except OSError as error:
+            except (OSError, EOFError) as error:
                 refused = error
         raise ConnectionError(f"the compute service does not answer at {self._addresses}: {refused}") from refused
 
