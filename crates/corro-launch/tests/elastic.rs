@@ -19,7 +19,8 @@ fn worker() -> String {
 /// A mark in the environment of all processes of a job, so that they are found again.
 fn mark() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    format!("corro-elastic-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+    // It ends with something that is no digit: the first is not to be found in the tenth.
+    format!("corro-elastic-{}-{}.", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 struct Job {
