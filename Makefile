@@ -72,7 +72,7 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	.venv-test/bin/python bench/training.py
 	.venv-test/bin/python bench/elastic.py
 	scripts/python_install tf
-	.venv-test-tf/bin/python bench/tensorflow_ops.py
+	.venv-test-tf/bin/corro run -np 2 .venv-test-tf/bin/python bench/tensorflow_ops.py
 	.venv-test-tf/bin/python bench/keras_fit.py
 
 versions: wheel ## the same wheel with an old torch and an old TensorFlow, and with Python 3.12 where there is one
