@@ -12,6 +12,8 @@ from corro import _native
 from corro._environment import flag
 from corro._front import process_sets as sets
 
+# Called once, before this process first waits for a place in an elastic job.
+_before_waiting: list[Callable[[], None]] = []
 # Called after every shutdown; an elastic restart must not meet anything of the run before.
 _after_shutdown: list[Callable[[], None]] = []
 _atexit_registered = False
@@ -29,6 +31,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _atexit_registered = True
     started = not _native.is_initialized()
     if started:
+        while elastic_enabled() and _before_waiting:
+            _before_waiting.pop()()
         _native.init()
         if elastic_enabled():
             _tell_environment()
@@ -72,6 +76,14 @@ def _tell_environment() -> None:
     """The launcher of an elastic job cannot say who a process will be; programs that look there find it now."""
     for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
         os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(_native, name)())
+
+
+def before_waiting(prepare: Callable[[], None]) -> None:
+    """Has `prepare` called before this process first asks for a place in an elastic job.
+
+    A spare may wait there for long, and once it has a place the others wait for it.
+    """
+    _before_waiting.append(prepare)
 
 
 def after_shutdown(forget: Callable[[], None]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch
 except ImportError as error:
     raise ImportError(
         "corro.torch needs PyTorch 2.4 or newer, which is not installed here. Install it with `pip install torch`. "
         f"({error})"
     ) from error
 
+from corro._front.basics import before_waiting as _before_waiting
 from corro._front.process_sets import (
     ProcessSet,
     add_process_set,
@@ -29,6 +30,14 @@ from corro.torch.mpi_ops import *  # noqa: F403 - the operations; mpi_ops.__all_
 from corro.torch.mpi_ops import __all__ as _operations
 from corro.torch.optimizer import DistributedOptimizer
 from corro.torch.sync_batch_norm import SyncBatchNorm
+
+
+def _make_an_optimizer() -> None:
+    """The first one imports much of torch, which takes seconds."""
+    _torch.optim.SGD([_torch.nn.Parameter(_torch.zeros(1))], lr=0.1)
+
+
+_before_waiting(_make_an_optimizer)
 
 __all__ = [  # noqa: PLE0604 - `_operations` is a list of names
     *_operations,
