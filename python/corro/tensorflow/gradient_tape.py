@@ -59,7 +59,7 @@ def _distributed(tape: Any, reduction: Reduction) -> Any:
     return wrapped
 
 
-def DistributedGradientTape(  # noqa: N802
+def DistributedGradientTape(  # noqa: N802 - Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
@@ -86,7 +86,7 @@ def layers_of(local_layers: Any) -> list[Any]:
     return layers
 
 
-def PartialDistributedGradientTape(  # noqa: N802
+def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",

@@ -17,7 +17,7 @@ from corro.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 _Legacy = tf.compat.v1.train.Optimizer
 
 
-class _DistributedOptimizer(_Legacy):  # type: ignore[valid-type]
+class _DistributedOptimizer(_Legacy):  # type: ignore[valid-type] # TensorFlow has no types for it
     """Wraps an optimizer of TensorFlow 1: reduces what `compute_gradients` gives."""
 
     def __init__(
@@ -75,7 +75,7 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[valid-type]
         return self._optimizer.variables(*args, **kwargs)
 
 
-class _DistributedAdasumOptimizer(_Legacy):  # type: ignore[valid-type]
+class _DistributedAdasumOptimizer(_Legacy):  # type: ignore[valid-type] # TensorFlow has no types for it
     """Every rank takes its own step; what the steps changed is combined by Adasum."""
 
     def __init__(
@@ -141,7 +141,7 @@ class _DistributedAdasumOptimizer(_Legacy):  # type: ignore[valid-type]
         return self._optimizer.variables(*args, **kwargs)
 
 
-def DistributedOptimizer(  # noqa: N802
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any,
     name: str | None = None,
     use_locking: bool = False,
