@@ -193,7 +193,7 @@ impl Core {
             self.fabric.give_up(error.clone());
         }
         if !matches!(error, Error::Shutdown(text) if !text.contains("Missing ranks")) {
-            self.warn(&format!("the job ends: {error}"));
+            self.warn(&format!("no collective can run any more: {error}"));
         }
         let others: Vec<Arc<ProcessSet>> =
             lock(&self.sets).known.iter().filter(|(id, _)| **id != GLOBAL).filter_map(|(_, k)| k.set.clone()).collect();
