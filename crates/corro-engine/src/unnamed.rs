@@ -112,13 +112,33 @@ impl Periods {
         self.seen.truncate(3 * LONGEST);
         self.count += 1;
         if self.count.is_multiple_of(EVERY) {
-            // In all that is remembered: a step may end with many that are alike, which repeat sooner than the step does.
-            let repeats = |k: &usize| (0..self.seen.len() - k).all(|i| self.seen[i] == self.seen[i + k]);
-            self.period = (1..=self.seen.len() / 3).find(repeats).map(|k| k as u64);
+            self.period = self.longest_repetition();
         }
     }
 
-    /// After how many tensors the program repeats itself, if it had done so as far as is remembered when this was last looked at.
+    /// Of all repetitions that came at least three times in a row, the one that goes back furthest: a step may end with
+    /// many that are alike, which repeat sooner than the step does, but only as far back as the step's end. What a program
+    /// did at its start, which it need not do again, hides nothing that came after.
+    fn longest_repetition(&self) -> Option<u64> {
+        let mut best: Option<(usize, usize)> = None;
+        for k in 1..=self.seen.len() / 3 {
+            // What ends a repetition ends its multiples.
+            if best.is_some_and(|(period, covered)| k.is_multiple_of(period) && k <= covered) {
+                continue;
+            }
+            let alike = self.seen.iter().zip(self.seen.iter().skip(k)).take_while(|(a, b)| a == b).count();
+            let covered = alike + k;
+            if covered >= 3 * k && best.is_none_or(|(_, most)| covered > most) {
+                best = Some((k, covered));
+            }
+            if covered == self.seen.len() {
+                break;
+            }
+        }
+        best.map(|(period, _)| period as u64)
+    }
+
+    /// After how many tensors the program repeats itself, if it had done so when this was last looked at.
     pub fn period(&self) -> Option<u64> {
         self.period
     }
@@ -155,6 +175,8 @@ mod tests {
         assert_eq!(find(&|_| 3), Some(1));
         assert_eq!(find(&|i| u64::from(i % 100 == 0)), Some(100));
         assert_eq!(find(&|i| i % 161), Some(161));
+        assert_eq!(find(&|i| u64::from(i % 100 > 60)), Some(100), "not the 39 that are alike");
+        assert_eq!(find(&|i| if i < 4000 { i } else { i % 50 }), Some(50), "what it does now");
         assert_eq!(find(&|i| i * i), None);
         assert_eq!(find(&|i| i % 1000), None, "too long");
     }
