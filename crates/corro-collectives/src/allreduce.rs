@@ -13,7 +13,7 @@ use crate::choice::{Algorithm, Collective, Topology, choose};
 use crate::element::Element;
 use crate::executor::{self, Arithmetic, Buffers, SCRATCH};
 use crate::group::{Group, SHORT};
-use crate::pieces::Pieces;
+use crate::pieces::{Pieces, Tensor};
 use crate::reduction::Reduction;
 use crate::schedule::{Action, Builder, Schedule};
 use crate::subset::Subset;
@@ -30,25 +30,30 @@ impl Group {
 
     /// As [`Group::allreduce`], for bytes of any dtype and with scale factors.
     pub fn allreduce_bytes(&mut self, data: &mut [u8], how: &Reduction) -> Result<()> {
-        self.allreduce_many(&mut [data], how)
+        self.allreduce_many(&mut [Tensor::in_place(data)], how)
     }
 
-    /// Reduces several tensors at once, in place: one collective instead of many (tensor fusion). All members must pass
-    /// tensors of the same lengths in the same order.
-    pub fn allreduce_many(&mut self, tensors: &mut [&mut [u8]], how: &Reduction) -> Result<()> {
+    /// Reduces several tensors at once: one collective instead of many (tensor fusion). All members must pass tensors of
+    /// the same lengths in the same order; in place or not is each member's own choice.
+    pub fn allreduce_many(&mut self, tensors: &mut [Tensor<'_>], how: &Reduction) -> Result<()> {
         self.usable()?;
         for tensor in tensors.iter() {
+            tensor.check()?;
             how.check(tensor.len())?;
+        }
+        if how.prescale != 1.0 {
+            for tensor in tensors.iter_mut() {
+                tensor.settle();
+                corro_kernels::scale(how.dtype, tensor.place(), how.prescale);
+            }
         }
         let mut pieces = Pieces::new(tensors);
         let bytes = pieces.len();
-        if how.prescale != 1.0 {
-            pieces.for_each(0..bytes, |_, part| corro_kernels::scale(how.dtype, part, how.prescale));
-        }
         if bytes == 0 {
             return Ok(());
         }
         if self.size() == 1 {
+            pieces.settle(0..bytes);
             scale(&mut pieces, how.dtype, how.factor(1));
             return Ok(());
         }
@@ -56,19 +61,19 @@ impl Group {
         self.guarded(|group| group.allreduce_pieces(&mut pieces, how))
     }
 
-    /// As [`Group::allreduce_many`], but the tensors are left as they are until all members have come to this
+    /// As [`Group::allreduce_many`], but what this member brings is left as it is until all members have come to this
     /// collective: if it is withdrawn before that, it can be run again with the same data. No prescale, which would
     /// change them at once.
-    pub fn allreduce_withdrawable(&mut self, tensors: &mut [&mut [u8]], how: &Reduction) -> Result<()> {
+    pub fn allreduce_withdrawable(&mut self, tensors: &mut [Tensor<'_>], how: &Reduction) -> Result<()> {
         if how.prescale != 1.0 {
             return Err(Error::Bug("a prescale can't be withdrawn".into()));
         }
         if self.reduces_early(tensors, how.op)? {
             let [tensor] = tensors else { return Err(Error::Bug("fused tensors are packed first".into())) };
             if tensor.len() <= STAGED {
-                let mut staged = tensor.to_vec();
-                self.allreduce_many(&mut [&mut staged], how)?;
-                tensor.copy_from_slice(&staged);
+                let mut staged = tensor.brought().to_vec();
+                self.allreduce_bytes(&mut staged, how)?;
+                tensor.place().copy_from_slice(&staged);
                 return Ok(());
             }
             self.barrier()?;
@@ -78,7 +83,7 @@ impl Group {
 
     /// Whether an allreduce would reduce what some peers send into the tensors before others have come. The same on all
     /// members.
-    fn reduces_early(&self, tensors: &[&mut [u8]], op: ReduceOp) -> Result<bool> {
+    fn reduces_early(&self, tensors: &[Tensor<'_>], op: ReduceOp) -> Result<bool> {
         let [tensor] = tensors else { return Ok(false) };
         if self.size() == 1 || op == ReduceOp::Adasum {
             return Ok(self.size() > 1);
@@ -183,13 +188,14 @@ impl Group {
             // The other algorithms see it as plain memory, which it is.
             (Some(_), _) => {
                 let mut copy = self.shared()[range.clone()].to_vec();
-                self.allreduce_pieces(&mut Pieces::new(&mut [&mut copy]), how)?;
+                self.allreduce_pieces(&mut Pieces::new(&mut [Tensor::in_place(&mut copy)]), how)?;
                 self.shared()[range.clone()].copy_from_slice(&copy);
                 Ok(())
             }
             (None, _) => {
                 let mut own = std::mem::take(own_area);
-                let result = self.allreduce_pieces(&mut Pieces::new(&mut [&mut own[range.clone()]]), how);
+                let mut part = [Tensor::in_place(&mut own[range.clone()])];
+                let result = self.allreduce_pieces(&mut Pieces::new(&mut part), how);
                 self.own_area = own;
                 result
             }
@@ -229,14 +235,15 @@ fn by_hosts(
 pub(crate) fn scale(pieces: &mut Pieces<'_, '_>, dtype: DType, factor: f64) {
     if factor != 1.0 {
         let len = pieces.len();
-        pieces.for_each(0..len, |_, part| corro_kernels::scale(dtype, part, factor));
+        pieces.write(0..len, |_, part| corro_kernels::scale(dtype, part, factor));
     }
 }
 
 /// Runs `act` on the pieces as one buffer, packing them if there are several.
 fn with_one_buffer(pieces: &mut Pieces<'_, '_>, act: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
     if let Some(one) = pieces.single() {
-        return act(one);
+        one.settle();
+        return act(one.place());
     }
     let mut packed = vec![0; pieces.len()];
     pieces.gather(&mut packed);

@@ -18,7 +18,7 @@ use crate::allreduce::scale;
 use crate::choice::{Algorithm, Collective, Topology, choose};
 use crate::element::Element;
 use crate::executor::{self, Arithmetic, Buffers, SCRATCH};
-use crate::pieces::Pieces;
+use crate::pieces::{Pieces, Tensor};
 use crate::reduction::Reduction;
 use crate::schedule::Builder;
 use crate::subset::Subset;
@@ -284,7 +284,7 @@ impl Group {
         };
         if self.size() == 1 {
             output.copy_from_slice(input);
-            scale(&mut Pieces::new(&mut [output]), how.dtype, how.factor(1));
+            scale(&mut Pieces::new(&mut [Tensor::in_place(output)]), how.dtype, how.factor(1));
             return Ok(());
         }
         if input.is_empty() {

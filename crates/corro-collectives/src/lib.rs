@@ -51,5 +51,6 @@ pub use choice::{Algorithm, Collective, Topology};
 pub use corro_core::{DType, Error, ReduceOp, Result};
 pub use element::Element;
 pub use group::Group;
+pub use pieces::Tensor;
 pub use reduction::Reduction;
 pub use tuning::Tuning;

@@ -6,7 +6,7 @@
 
 mod support;
 
-use corro_collectives::{Algorithm, Collective, DType, Group, ReduceOp, Reduction, Topology};
+use corro_collectives::{Algorithm, Collective, DType, Group, ReduceOp, Reduction, Tensor, Topology};
 use corro_transport::Settings;
 use support::{Transport, model, on_ranks, sample, with_fabrics};
 
@@ -216,9 +216,24 @@ fn long_private_data_by_either_way() {
                     group.allreduce_bytes(&mut data, &how).expect("allreduce");
                     assert!(model::same(dtype, &data, &want), "{dtype} spin={spin}");
                 }
+                // Not in place, but for one rank; and then for none.
+                for in_place in [Some(1), None] {
+                    let mut data = sample(dtype, group.rank(), len);
+                    let mut result = vec![7; data.len()];
+                    if in_place == Some(group.rank()) {
+                        group.allreduce_bytes(&mut data, &how).expect("allreduce in place");
+                        result = data;
+                    } else {
+                        group.allreduce_many(&mut [Tensor::apart(&data, &mut result)], &how).expect("allreduce apart");
+                        assert_eq!(data, sample(dtype, group.rank(), len), "what is brought is left as it is");
+                    }
+                    assert!(model::same(dtype, &result, &want), "{dtype} spin={spin} apart");
+                }
                 let mut data = sample(dtype, group.rank(), len);
                 let (one, two) = data.split_at_mut(len / 3 * dtype.size());
-                group.allreduce_many(&mut [one, two], &how).expect("allreduce of two");
+                group
+                    .allreduce_many(&mut [Tensor::in_place(one), Tensor::in_place(two)], &how)
+                    .expect("allreduce of two");
                 assert!(model::same(dtype, &data, &want), "{dtype} spin={spin} in two");
             }
             group.barrier().expect("the last barrier");

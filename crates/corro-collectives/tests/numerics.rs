@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use corro_collectives::{Algorithm, Collective, DType, Error, Group, ReduceOp, Reduction};
+use corro_collectives::{Algorithm, Collective, DType, Error, Group, ReduceOp, Reduction, Tensor};
 use half::{bf16, f16};
 use support::{Transport, on_ranks};
 
@@ -395,7 +395,8 @@ fn adasum_follows_its_definition() {
                 let tensors =
                     |rank: usize| LENGTHS.iter().zip(10..).map(move |(len, seed)| floats(rank, *len, seed)).collect();
                 let mut mine: Vec<Vec<f32>> = tensors(group.rank());
-                let mut bytes: Vec<&mut [u8]> = mine.iter_mut().map(|t| bytemuck::cast_slice_mut(t)).collect();
+                let mut bytes: Vec<Tensor<'_>> =
+                    mine.iter_mut().map(|t| Tensor::in_place(bytemuck::cast_slice_mut(t))).collect();
                 let how = Reduction { postscale: 0.5, ..Reduction::new(DType::F32, ReduceOp::Adasum) };
                 group.allreduce_many(&mut bytes, &how).expect(&case);
                 let all: Vec<Vec<Vec<f32>>> = (0..n).map(tensors).collect();
@@ -470,8 +471,18 @@ fn fused_is_the_same_as_single() {
                     let mut many: Vec<Vec<u8>> =
                         lengths.iter().map(|len| support::sample(dtype, group.rank(), *len)).collect();
                     let mut single = many.clone();
-                    let mut slices: Vec<&mut [u8]> = many.iter_mut().map(Vec::as_mut_slice).collect();
-                    group.allreduce_many(&mut slices, &how).expect(&case);
+                    let inputs = many.clone();
+                    let mut tensors = Vec::new();
+                    for (i, (place, input)) in many.iter_mut().zip(&inputs).enumerate() {
+                        // Some in place, and others on each member.
+                        if (i + group.rank()).is_multiple_of(2) {
+                            tensors.push(Tensor::in_place(place));
+                        } else {
+                            place.fill(0x55);
+                            tensors.push(Tensor::apart(input, place));
+                        }
+                    }
+                    group.allreduce_many(&mut tensors, &how).expect(&case);
                     for tensor in single.iter_mut().take(40) {
                         group.allreduce_bytes(tensor, &how).expect(&case);
                     }

@@ -5,7 +5,7 @@ mod support;
 
 use std::sync::Arc;
 
-use corro_collectives::{Group, ReduceOp, Reduction};
+use corro_collectives::{Group, ReduceOp, Reduction, Tensor};
 use corro_core::{DType, GroupId};
 use corro_transport::Fabric;
 use support::{Transport, settings, with_fabrics};
@@ -37,6 +37,10 @@ fn cut<'a>(mut memory: &'a mut [u8], at: usize, lengths: &[usize]) -> Vec<&'a mu
     tensors
 }
 
+fn in_place<'a>(tensors: &'a mut [&mut [u8]]) -> Vec<Tensor<'a>> {
+    tensors.iter_mut().map(|tensor| Tensor::in_place(tensor)).collect()
+}
+
 fn check(fabric: &Arc<Fabric>, begins_at: impl Fn(usize) -> Option<usize>) {
     let members: Vec<usize> = (0..fabric.size()).collect();
     let mut group = Group::world(fabric).unwrap();
@@ -54,14 +58,14 @@ fn check(fabric: &Arc<Fabric>, begins_at: impl Fn(usize) -> Option<usize>) {
             };
             let mut reference = cut(&mut wanted, 0, lengths);
             fill(&mut reference);
-            group.allreduce_many(&mut reference, &how).unwrap();
+            group.allreduce_many(&mut in_place(&mut reference), &how).unwrap();
             let (memory, at) = match begins_at(fabric.rank()) {
                 Some(at) => (shared.as_mut_slice(), at),
                 None => (private.as_mut_slice(), 0),
             };
             let mut tensors = cut(memory, at, lengths);
             fill(&mut tensors);
-            group.allreduce_withdrawable(&mut tensors, &how).unwrap();
+            group.allreduce_withdrawable(&mut in_place(&mut tensors), &how).unwrap();
             for (got, want) in tensors.iter().zip(&reference) {
                 assert!(got == want, "rank {} of {}, {lengths:?}, {how:?}", fabric.rank(), fabric.size());
             }
@@ -102,7 +106,7 @@ fn a_pool_outlives_groups_and_a_part_of_one_member_can_go() {
             }
             let data = part.as_mut().map_or(&mut own[..], |part| part.as_mut_slice());
             data.fill(1);
-            group.allreduce_many(&mut [data], &how).unwrap();
+            group.allreduce_bytes(data, &how).unwrap();
             assert!(data.iter().all(|b| *b == 2));
             group.barrier().unwrap();
         }

@@ -85,28 +85,28 @@ fn each(
 fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], planned: bool) -> Result<Outcomes> {
     let Some((op, pre, post)) = agreed[0].kind.reduction() else { return Err(no_reduction()) };
     let dtype = agreed[0].dtype;
+    let prescale = f64::from_bits(pre);
     for (agreed, tensor) in agreed.iter().zip(tensors.iter_mut()) {
+        if prescale == 1.0 {
+            tensor.allocate(&agreed.shapes[0], dtype)?;
+            continue;
+        }
         tensor.fill_in(agreed)?;
-        let prescale = f64::from_bits(pre);
-        if prescale != 1.0 && !std::mem::replace(&mut tensor.prescaled, true) {
+        if !std::mem::replace(&mut tensor.prescaled, true) {
             corro_kernels::scale(dtype, tensor.place()?.as_mut_slice(), prescale);
         }
     }
     let how = Reduction { prescale: 1.0, postscale: f64::from_bits(post), ..Reduction::new(dtype, op) };
-    if let [tensor] = tensors {
-        let slices = &mut [tensor.place()?.as_mut_slice()];
-        if planned { group.allreduce_withdrawable(slices, &how)? } else { group.allreduce_many(slices, &how)? }
-    } else {
-        let mut slices = Vec::with_capacity(tensors.len());
-        for tensor in tensors.iter_mut() {
-            slices.push(tensor.place()?.as_mut_slice());
-        }
-        if planned {
-            group.allreduce_withdrawable(&mut slices, &how)?;
-        } else {
-            group.allreduce_many(&mut slices, &how)?;
-        }
+    let mut views: SmallVec<[corro_collectives::Tensor<'_>; 1]> = SmallVec::with_capacity(tensors.len());
+    for tensor in tensors.iter_mut() {
+        views.push(tensor.view()?);
     }
+    if planned {
+        group.allreduce_withdrawable(&mut views, &how)?
+    } else {
+        group.allreduce_many(&mut views, &how)?
+    }
+    drop(views);
     Ok(agreed.iter().zip(tensors).map(|(a, t)| t.outcome(a.shapes[0].clone())).collect())
 }
 
@@ -229,6 +229,15 @@ impl Tensor {
         Ok(())
     }
 
+    /// As the data plane takes it.
+    fn view(&mut self) -> Result<corro_collectives::Tensor<'_>> {
+        let Output::InPlace(place) = &mut self.output else { return Err(no_memory()) };
+        Ok(match &self.input {
+            Some(input) => corro_collectives::Tensor::apart(input.as_slice(), place.as_mut_slice()),
+            None => corro_collectives::Tensor::in_place(place.as_mut_slice()),
+        })
+    }
+
     /// Makes a place for the result, if none was given. One that does not fit is replaced, and the ticket will fail.
     fn allocate(&mut self, shape: &Shape, dtype: DType) -> Result<()> {
         let bytes = shape.bytes(dtype)?;
@@ -257,6 +266,8 @@ impl Tensor {
     }
 
     fn outcome(&mut self, shape: Shape) -> Result<Outcome> {
+        // Whoever is told of the result may want to have it back.
+        self.input = None;
         if let Some(error) = self.refused.take() {
             return Err(*error);
         }

@@ -23,7 +23,7 @@ use corro_core::{DType, Result};
 use corro_transport::{Pooled, Source, Span, Target, Team};
 
 use crate::executor::Arithmetic;
-use crate::pieces::Pieces;
+use crate::pieces::{Fragment, Pieces, Tensor};
 
 /// From this many bytes on, private data is read where it is, if members can and each has a core: 15 to 30 %
 /// faster than through the board at 4 to 32 MiB. Where ranks outnumber cores the board is faster.
@@ -52,7 +52,7 @@ pub(crate) fn allreduce(
 ) -> Result<()> {
     let bytes = pieces.len();
     if bytes >= POOLED_FROM {
-        let place = team.find_in_pool(pieces.iter());
+        let place = pieces.all_in_place().and_then(|places| team.find_in_pool(places));
         let mark = place.as_ref().map_or(0, Pooled::mark);
         let shown = team.show(&[mark, 0], timeout)?;
         let alike = team.others().all(|m| team.shown(m, shown)[0] == mark);
@@ -63,9 +63,9 @@ pub(crate) fn allreduce(
     if bytes >= PEEK_FROM
         && team.can_peek()
         && team.may_spin()
-        && let Some(data) = pieces.single()
+        && let Some(tensor) = pieces.single()
     {
-        return allreduce_peeking(team, data, how, scratch, timeout);
+        return allreduce_peeking(team, tensor, how, scratch, timeout);
     }
     if bytes * team.size() <= SHORT_TOTAL && bytes <= team.slot_bytes() {
         allreduce_short(team, pieces, how, timeout)
@@ -82,10 +82,10 @@ pub(crate) fn allreduce_short(
 ) -> Result<()> {
     let bytes = pieces.len();
     let round = team.next_round(timeout)?;
-    pieces.for_each(0..bytes, |at, part| team.write(team.slot(team.me(), round, at, part.len()), part));
+    pieces.read(0..bytes, |at, part| team.write(team.slot(team.me(), round, at, part.len()), part));
     team.publish(round);
     team.wait_all_published(round, timeout)?;
-    pieces.for_each(0..bytes, |at, part| {
+    pieces.write(0..bytes, |at, part| {
         let len = part.len();
         reduce_shown(team, how, Target::Private(part), &[], |m| Source::Shared(team.slot(m, round, at, len)));
     });
@@ -110,6 +110,11 @@ pub(crate) fn reduce_shown<'a>(
     }
 }
 
+/// What this member brings, of which the result goes to the target.
+fn brought(input: Option<&[u8]>) -> Source<'_> {
+    input.map_or(Source::Target, Source::Private)
+}
+
 /// Three stages at once: while block `s` is published, block `s - 1` is reduced and block `s - 2` collected.
 fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic, timeout: Duration) -> Result<()> {
     let (n, me) = (team.size(), team.me());
@@ -124,7 +129,7 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
             let mine = share_of(block, me);
             for part in [0..mine.start, mine.end..block.len()] {
                 let from = block.start + part.start..block.start + part.end;
-                pieces.for_each(from, |at, bytes| {
+                pieces.read(from, |at, bytes| {
                     team.write(team.slot(me, round, part.start + at, bytes.len()), bytes);
                 });
             }
@@ -134,13 +139,15 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
             let round = rounds[stage - 1];
             team.wait_all_published(round, timeout)?;
             let mine = share_of(block, me);
-            pieces.for_each(block.start + mine.start..block.start + mine.end, |at, bytes| {
+            let mut at = mine.start;
+            pieces.update(block.start + mine.start..block.start + mine.end, |Fragment { input, place, .. }| {
                 // The result goes to its place and onto the board at once.
-                let slot = |m: usize, len: usize| team.slot(m, round, mine.start + at, len);
-                let len = bytes.len();
-                reduce_shown(team, how, Target::Private(bytes), &[slot(me, len)], |m| {
-                    if m == me { Source::Target } else { Source::Shared(slot(m, len)) }
+                let len = place.len();
+                let slot = |m: usize| team.slot(m, round, at, len);
+                reduce_shown(team, how, Target::Private(place), &[slot(me)], |m| {
+                    if m == me { brought(input) } else { Source::Shared(slot(m)) }
                 });
+                at += len;
             });
             team.mark_reduced(round);
         }
@@ -149,7 +156,7 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
             for m in team.others() {
                 team.wait_reduced(m, round, timeout)?;
                 let theirs = share_of(block, m);
-                pieces.for_each(block.start + theirs.start..block.start + theirs.end, |at, bytes| {
+                pieces.write(block.start + theirs.start..block.start + theirs.end, |at, bytes| {
                     team.read(team.slot(m, round, theirs.start + at, bytes.len()), bytes);
                 });
             }
@@ -165,16 +172,18 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
 /// returns before all have taken everything.
 fn allreduce_peeking(
     team: &mut Team,
-    data: &mut [u8],
+    tensor: &mut Tensor<'_>,
     how: Arithmetic,
     scratch: &mut Vec<u8>,
     timeout: Duration,
 ) -> Result<()> {
     let (n, me) = (team.size(), team.me());
     scratch.resize(PEEK_BLOCK * n, 0);
-    let shown = team.show(&[data.as_ptr() as u64, 0], timeout)?;
-    let address: Vec<u64> = (0..n).map(|m| team.shown(m, shown)[0]).collect();
-    let stages: Vec<Range<usize>> = blocks(data.len(), PEEK_STAGE * n).collect();
+    // Where this rank's data is, and where its share of the result will be.
+    let addresses = [tensor.brought().as_ptr() as u64, tensor.place().as_ptr() as u64];
+    let shown = team.show(&addresses, timeout)?;
+    let (data_of, result_of): (Vec<u64>, Vec<u64>) = (0..n).map(|m| team.shown(m, shown)).map(|a| (a[0], a[1])).unzip();
+    let stages: Vec<Range<usize>> = blocks(tensor.len(), PEEK_STAGE * n).collect();
     let share_of = |stage: &Range<usize>, m: usize| {
         let share = element_share(stage.len(), n, m, how.dtype);
         stage.start + share.start..stage.start + share.end
@@ -184,10 +193,11 @@ fn allreduce_peeking(
         if let Some(stage) = stages.get(s) {
             for block in blocks_of(share_of(stage, me), PEEK_BLOCK) {
                 for m in team.others() {
-                    team.peek(m, address[m] + block.start as u64, &mut scratch[m * PEEK_BLOCK..][..block.len()])?;
+                    team.peek(m, data_of[m] + block.start as u64, &mut scratch[m * PEEK_BLOCK..][..block.len()])?;
                 }
-                reduce_shown(team, how, Target::Private(&mut data[block.clone()]), &[], |m| {
-                    if m == me { Source::Target } else { Source::Private(&scratch[m * PEEK_BLOCK..][..block.len()]) }
+                let (input, place) = tensor.part(block.clone());
+                reduce_shown(team, how, Target::Private(place), &[], |m| {
+                    if m == me { brought(input) } else { Source::Private(&scratch[m * PEEK_BLOCK..][..block.len()]) }
                 });
             }
             team.mark_reduced(first.wrapping_add(s as u32));
@@ -196,7 +206,7 @@ fn allreduce_peeking(
             for m in team.others() {
                 team.wait_reduced(m, first.wrapping_add(before as u32), timeout)?;
                 let theirs = share_of(&stages[before], m);
-                team.peek(m, address[m] + theirs.start as u64, &mut data[theirs])?;
+                team.peek(m, result_of[m] + theirs.start as u64, &mut tensor.place()[theirs])?;
             }
         }
     }
@@ -216,12 +226,12 @@ fn allreduce_pooled(
 ) -> Result<()> {
     let (n, me) = (team.size(), team.me());
     let mut others = Vec::with_capacity(n - 1);
-    pieces.for_each_within(element_share(pieces.len(), n, me, how.dtype), |tensor, start, bytes| {
-        let len = bytes.len();
-        let part = |m: usize| team.pooled(place, m, tensor, start, len);
+    pieces.update(element_share(pieces.len(), n, me, how.dtype), |mine| {
+        let len = mine.place.len();
+        let part = |m: usize| team.pooled(place, m, mine.tensor, mine.from, len);
         others.clear();
         others.extend(team.others().map(part));
-        reduce_shown(team, how, Target::Private(bytes), &others, |m| {
+        reduce_shown(team, how, Target::Private(mine.place), &others, |m| {
             if m == me { Source::Target } else { Source::Shared(part(m)) }
         });
     });

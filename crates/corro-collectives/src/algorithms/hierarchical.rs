@@ -26,7 +26,7 @@ use corro_transport::{Channel, Links, Source, Target, Team};
 use super::direct::{self, blocks_of, element_share, reduce_shown, reduce_spans};
 use crate::executor::{Arithmetic, Buffers, Run};
 use crate::group::SHORT;
-use crate::pieces::Pieces;
+use crate::pieces::{Pieces, Tensor};
 use crate::schedule::Schedule;
 use crate::subset::Subset;
 
@@ -149,7 +149,12 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
         pieces.gather(&mut data);
         let Channel { team, links } = channel;
         if let Some(team) = team {
-            direct::allreduce_short(team, &mut Pieces::new(&mut [&mut data]), self.unscaled(), self.timeout)?;
+            direct::allreduce_short(
+                team,
+                &mut Pieces::new(&mut [Tensor::in_place(&mut data)]),
+                self.unscaled(),
+                self.timeout,
+            )?;
         }
         if self.carriers.seat == 0 {
             let firsts = Subset::of(self.carriers.hosts.iter().map(|host| host[0]).collect(), self.carriers.here);
@@ -201,13 +206,16 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
         };
         let mut packed = Vec::new();
         for window in windows {
-            if let Some(buffer) = pieces.single() {
-                run_on(window, &mut buffer[window.clone()])?;
+            if pieces.single().is_some() {
+                pieces.settle(window.clone());
+            }
+            if let Some(tensor) = pieces.single() {
+                run_on(window, &mut tensor.place()[window.clone()])?;
             } else {
                 packed.resize(window.len(), 0);
-                pieces.for_each(window.clone(), |at, part| packed[at..at + part.len()].copy_from_slice(part));
+                pieces.read(window.clone(), |at, part| packed[at..at + part.len()].copy_from_slice(part));
                 run_on(window, &mut packed)?;
-                pieces.for_each(window.clone(), |at, part| part.copy_from_slice(&packed[at..at + part.len()]));
+                pieces.write(window.clone(), |at, part| part.copy_from_slice(&packed[at..at + part.len()]));
             }
         }
         Ok(())
@@ -235,20 +243,20 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
     }
 
     /// Puts a window of this rank's data where the others of the host see it, but for what this rank reduces itself.
-    fn show(&self, team: &mut Team, pieces: &mut Pieces<'_, '_>, place: usize, window: &Range<usize>) {
+    fn show(&self, team: &mut Team, pieces: &Pieces<'_, '_>, place: usize, window: &Range<usize>) {
         let mine = element_share(window.len(), team.size(), team.me(), self.how.dtype);
         let own = &mut team.workspace()[place..place + window.len()];
         for part in [0..mine.start, mine.end..window.len()] {
-            pieces.for_each(window.start + part.start..window.start + part.end, |at, bytes| {
+            pieces.read(window.start + part.start..window.start + part.end, |at, bytes| {
                 own[part.start + at..][..bytes.len()].copy_from_slice(bytes);
             });
         }
     }
 
     /// Reduces this rank's share of a window into the carriers' workspaces.
-    fn reduce_window(&self, team: &Team, pieces: &mut Pieces<'_, '_>, place: usize, window: &Range<usize>) {
+    fn reduce_window(&self, team: &Team, pieces: &Pieces<'_, '_>, place: usize, window: &Range<usize>) {
         for (carrier, part) in self.dealt(team, window.len()) {
-            pieces.for_each(window.start + part.start..window.start + part.end, |at, bytes| {
+            pieces.read(window.start + part.start..window.start + part.end, |at, bytes| {
                 let span = |m: usize| team.workspace_of(m, place + part.start + at, bytes.len());
                 reduce_shown(team, self.unscaled(), Target::Shared(span(carrier)), &[], |m| {
                     if m == team.me() { Source::Private(bytes) } else { Source::Shared(span(m)) }
@@ -288,7 +296,7 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
     fn collect(&self, team: &Team, pieces: &mut Pieces<'_, '_>, place: usize, window: &Range<usize>) {
         for carrier in 0..self.carriers.count {
             let part = self.carried(window.len(), carrier);
-            pieces.for_each(window.start + part.start..window.start + part.end, |at, bytes| {
+            pieces.write(window.start + part.start..window.start + part.end, |at, bytes| {
                 team.read(team.workspace_of(carrier, place + part.start + at, bytes.len()), bytes);
             });
         }
