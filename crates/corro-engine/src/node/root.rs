@@ -374,7 +374,7 @@ impl Node {
                 batches.push(batch.tensors.into_iter().map(|i| list[i]).collect());
             }
         }
-        if let Some(root) = &self.root {
+        if let Some(root) = &mut self.root {
             batches = root.refined.instead_of(batches);
         }
         self.decide(Decision::Plan { era: self.era + 1, batches });
