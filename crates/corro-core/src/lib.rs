@@ -13,8 +13,10 @@
 //! | [`config`] | every environment variable, once |
 //! | [`codec`] | versioned, length-capped messages |
 //! | [`buffer`] | a tensor's memory, and what keeps it alive |
+//! | [`blocks`] | large memory that is used again |
 //! | [`deadline`] | a moment after which waiting ends |
 
+pub mod blocks;
 pub mod buffer;
 pub mod codec;
 pub mod config;
