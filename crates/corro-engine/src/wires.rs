@@ -55,7 +55,10 @@ struct Wire {
     rank: Rank,
     host: String,
     stream: usize,
+    /// What came and is not understood yet is at its start. Never shrinks: to make room is to clear it, which would cost
+    /// more than all else each time somebody looks whether something has come.
     inbox: Vec<u8>,
+    came: usize,
     outbox: Vec<u8>,
     written: usize,
     /// Nothing more will come, and that is as it should be.
@@ -74,6 +77,7 @@ impl Wires {
             host: fabric.cards()[members[*member]].host.clone(),
             stream,
             inbox: Vec::new(),
+            came: 0,
             outbox: Vec::new(),
             written: 0,
             ended: false,
@@ -249,19 +253,19 @@ fn pump<T: DeserializeOwned>(
             wire.written = 0;
         }
         while !wire.ended {
-            let before = wire.inbox.len();
-            wire.inbox.resize(before + READ, 0);
-            let result = stream.try_read(&mut wire.inbox[before..]);
-            wire.inbox.truncate(before + *result.as_ref().unwrap_or(&0));
-            if result? == 0 {
-                break;
+            if wire.inbox.len() < wire.came + READ {
+                wire.inbox.resize(wire.came + READ, 0);
+            }
+            match stream.try_read(&mut wire.inbox[wire.came..])? {
+                0 => break,
+                n => wire.came += n,
             }
         }
         Ok::<(), Broken>(())
     })();
     let mut used = 0;
     loop {
-        match codec::take::<T>(&wire.inbox[used..], MESSAGE_CAP) {
+        match codec::take::<T>(&wire.inbox[used..wire.came], MESSAGE_CAP) {
             Ok(Some((message, bytes))) => {
                 used += bytes;
                 traffic.received += 1;
@@ -279,7 +283,10 @@ fn pump<T: DeserializeOwned>(
             }
         }
     }
-    wire.inbox.drain(..used);
+    if used > 0 {
+        wire.inbox.copy_within(used..wire.came, 0);
+        wire.came -= used;
+    }
     if let Err(broken) = result {
         let error = stream.culprit().unwrap_or_else(|| wire.lost(broken));
         wire.outbox.clear();
