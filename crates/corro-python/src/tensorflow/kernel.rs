@@ -7,8 +7,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use corro_core::{Buffer, DType, Error, ReduceOp, Shape};
 use corro_engine::{Device, Engine, Kind, Outcome, Output, Submission, Ticket};
@@ -64,6 +65,7 @@ struct Kernel {
     prescale: f64,
     postscale: f64,
     root: i64,
+    patience: Patience,
 }
 
 impl Kernel {
@@ -85,6 +87,7 @@ impl Kernel {
             prescale: node.factor(c"prescale_factor")?,
             postscale: node.factor(c"postscale_factor")?,
             root: node.integer(c"root_rank")?.unwrap_or(0),
+            patience: Patience::default(),
         })
     }
 
@@ -285,8 +288,33 @@ static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 /// Tensors up to this many bytes are worth a moment of TensorFlow's thread.
 const SMALL: usize = 64 << 10;
 
-fn is_small(submission: &Submission) -> bool {
-    submission.shape.bytes(submission.dtype).is_ok_and(|bytes| bytes <= SMALL)
+/// Waking others takes about as long. Who has waited longer for the other ranks had better left the waiting to them.
+const A_MOMENT: Duration = Duration::from_micros(200);
+
+/// How many calls of a kernel are left to the engine's threads after one that took longer.
+const PAUSE: u32 = 15;
+
+/// Whether the calls of a kernel do the engine's work themselves: if they find the other ranks ready, that saves waking
+/// anybody; if they don't, a thread of TensorFlow's is kept from other work. So who had to wait does not try again soon.
+#[derive(Default)]
+struct Patience(AtomicU32);
+
+impl Patience {
+    /// Submits a tensor that is the only one under way.
+    fn submit(&self, engine: &Engine, submission: Submission) -> Result<Ticket, Error> {
+        let small = submission.shape.bytes(submission.dtype).is_ok_and(|bytes| bytes <= SMALL);
+        let left = self.0.load(Ordering::Relaxed);
+        if !small || left > 0 {
+            self.0.store(left.saturating_sub(1), Ordering::Relaxed);
+            return engine.submit(submission);
+        }
+        let start = Instant::now();
+        let ticket = engine.submit_and_help(submission)?;
+        if !ticket.has_ended() || start.elapsed() > A_MOMENT {
+            self.0.store(PAUSE, Ordering::Relaxed);
+        }
+        Ok(ticket)
+    }
 }
 
 /// What is still to come of a call, and how to end it.
@@ -325,6 +353,8 @@ impl Pending {
 
 /// Submits, and leaves word how to end the call. On an error nothing was submitted, and `done` is given back.
 fn start(kernel: &'static Kernel, call: Call, done: Done) -> Result<(), (Failure, Done)> {
+    // If nothing else is under way, what follows in the graph most likely waits for this.
+    let alone = UNDER_WAY.fetch_add(1, Ordering::Relaxed) == 0;
     let tickets = guarded(|| {
         let engine = engine()?;
         if kernel.op == Op::Join {
@@ -333,9 +363,7 @@ fn start(kernel: &'static Kernel, call: Call, done: Done) -> Result<(), (Failure
         let mut submissions = kernel.submissions(call)?;
         Ok(match submissions.pop() {
             Some(only) if submissions.is_empty() => {
-                // Nothing else is under way: what follows in the graph most likely waits for this, so be quick about it.
-                let alone = UNDER_WAY.load(Ordering::Relaxed) == 0;
-                vec![if alone && is_small(&only) { engine.submit_and_help(only)? } else { engine.submit(only)? }]
+                vec![if alone { kernel.patience.submit(&engine, only)? } else { engine.submit(only)? }]
             }
             last => {
                 submissions.extend(last);
@@ -345,7 +373,10 @@ fn start(kernel: &'static Kernel, call: Call, done: Done) -> Result<(), (Failure
     });
     let tickets = match tickets {
         Ok(tickets) => tickets,
-        Err(failure) => return Err((failure, done)),
+        Err(failure) => {
+            UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+            return Err((failure, done));
+        }
     };
     let pending = Arc::new(Mutex::new(Pending { kernel, call, left: tickets.len(), answer: Ok(()), done: Some(done) }));
     for ticket in tickets {
