@@ -10,15 +10,19 @@
 //! | [`ops`] | definitions and shapes |
 //! | [`node`] | one node, and one call of its kernel |
 //! | [`kernel`] | from a node to a submission, and back |
+//! | [`run`] | how calls of kernels run |
+//! | [`failure`] | why they failed |
 //! | [`xla`] | collectives in compiled code |
 
 #![expect(unsafe_code, reason = "TensorFlow's C API")]
 
 mod api;
 mod done;
+mod failure;
 mod kernel;
 mod node;
 mod ops;
+mod run;
 mod xla;
 
 use std::sync::{Mutex, OnceLock, PoisonError};

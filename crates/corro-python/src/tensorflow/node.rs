@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int};
 
 use super::api::{Construction, Context, Status, Tensor, api};
-use super::kernel::{Answer, Failure};
+use super::failure::{Answer, Failure};
 
 const INT32: c_int = 3;
 

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int};
 
 use super::api::{Api, RawStatus, ShapeContext, ShapeFunction, ShapeHandle, Status, api};
-use super::kernel;
+use super::run;
 
 /// What an operation does; the order is that of [`OPS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,7 +184,7 @@ pub(super) fn register_all(api: &Api) -> Result<(), String> {
     for definition in &OPS {
         definition.register(api)?;
     }
-    kernel::register_all(api)
+    run::register_all(api)
 }
 
 impl Definition {

@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_char, c_void};
 use corro_core::{Buffer, DType, Error, ReduceOp, Shape};
 use corro_engine::{Device, Kind, Output, Submission};
 
-use super::kernel::{Answer, Failure, engine, guarded};
+use super::failure::{Answer, Failure, engine, guarded};
 
 /// By what compiled programs name the function; also in `corro/tensorflow/_xla.py`.
 const TARGET: &str = "corro_collective";

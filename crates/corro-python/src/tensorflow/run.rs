@@ -1,0 +1,256 @@
+//! How calls of kernels run.
+//!
+//! A collective in a graph is asynchronous: the kernel submits and returns, so that no thread of TensorFlow's waits, and the
+//! engine's call-back ends it. That is also why ranks may run the nodes of a graph in different orders, with as few
+//! threads as they like. Who is alone with a small tensor lends the engine its thread for a moment, see [`Patience`].
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use corro_core::Error;
+use corro_engine::{Engine, Outcome, Submission, Ticket};
+
+use super::api::{Api, Compute, ComputeAsync, Construction, Context, Create, DoneCallback, Status, api};
+use super::done::Done;
+use super::failure::{Answer, Failure, engine, guarded};
+use super::kernel::Kernel;
+use super::node::{Attributes, Call};
+use super::ops::{OPS, Op};
+use crate::job;
+
+/// A collective that waits where it is called: in eager execution, where somebody waits for it anyway, and then the engine
+/// is fastest in the hands of the one who waits.
+fn run_here(kernel: &Kernel, call: Call) -> Answer<()> {
+    let engine = engine()?;
+    let outcome = if kernel.op == Op::Join {
+        engine.join()?.wait()?
+    } else {
+        let mut submissions = kernel.submissions(call)?;
+        match submissions.pop() {
+            Some(only) if submissions.is_empty() => engine.run(only)?,
+            last => {
+                submissions.extend(last);
+                let tickets = engine.submit_group(submissions)?;
+                let outcomes: Vec<_> = tickets.into_iter().map(Ticket::wait).collect();
+                outcomes.into_iter().collect::<Result<Vec<_>, _>>()?.pop().unwrap_or_default()
+            }
+        }
+    };
+    kernel.finish(call, &outcome)
+}
+
+/// How many calls of kernels wait for the engine.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Tensors up to this many bytes are worth a moment of TensorFlow's thread.
+const SMALL: usize = 64 << 10;
+
+/// Waking others takes about as long. Who has waited longer for the other ranks had better left the waiting to them.
+const A_MOMENT: Duration = Duration::from_micros(200);
+
+/// How many calls of a kernel are left to the engine's threads after one that took longer.
+const PAUSE: u32 = 15;
+
+/// Whether the calls of a kernel do the engine's work themselves: if they find the other ranks ready, that saves waking
+/// anybody; if they don't, a thread of TensorFlow's is kept from other work. So who had to wait does not try again soon.
+#[derive(Default)]
+pub(super) struct Patience(AtomicU32);
+
+impl Patience {
+    /// Submits a tensor that is the only one under way.
+    fn submit(&self, engine: &Engine, submission: Submission) -> Result<Ticket, Error> {
+        let small = submission.shape.bytes(submission.dtype).is_ok_and(|bytes| bytes <= SMALL);
+        let left = self.0.load(Ordering::Relaxed);
+        if !small || left > 0 {
+            self.0.store(left.saturating_sub(1), Ordering::Relaxed);
+            return engine.submit(submission);
+        }
+        let start = Instant::now();
+        let ticket = engine.submit_and_help(submission)?;
+        if !ticket.has_ended() || start.elapsed() > A_MOMENT {
+            self.0.store(PAUSE, Ordering::Relaxed);
+        }
+        Ok(ticket)
+    }
+}
+
+/// What is still to come of a call, and how to end it.
+struct Pending {
+    kernel: &'static Kernel,
+    call: Call,
+    left: usize,
+    answer: Answer<()>,
+    done: Option<Done>,
+}
+
+impl Pending {
+    fn one_ended(this: &Mutex<Self>, result: Result<Outcome, Error>) {
+        let mut pending = this.lock().unwrap_or_else(PoisonError::into_inner);
+        let finished = match result {
+            Ok(outcome) => guarded(|| pending.kernel.finish(pending.call, &outcome)),
+            Err(error) => Err(error.into()),
+        };
+        if pending.answer.is_ok() {
+            pending.answer = finished;
+        }
+        pending.left -= 1;
+        if pending.left > 0 {
+            return;
+        }
+        let answer = std::mem::replace(&mut pending.answer, Ok(()));
+        pending.call.report(answer);
+        let done = pending.done.take();
+        drop(pending);
+        UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+        if let Some(done) = done {
+            done.call();
+        }
+    }
+}
+
+/// Submits, and leaves word how to end the call. On an error nothing was submitted, and `done` is given back.
+fn start(kernel: &'static Kernel, call: Call, done: Done) -> Result<(), (Failure, Done)> {
+    // If nothing else is under way, what follows in the graph most likely waits for this.
+    let alone = UNDER_WAY.fetch_add(1, Ordering::Relaxed) == 0;
+    let tickets = guarded(|| {
+        let engine = engine()?;
+        if kernel.op == Op::Join {
+            return Ok(vec![engine.join()?]);
+        }
+        let mut submissions = kernel.submissions(call)?;
+        Ok(match submissions.pop() {
+            Some(only) if submissions.is_empty() => {
+                vec![if alone { kernel.patience.submit(&engine, only)? } else { engine.submit(only)? }]
+            }
+            last => {
+                submissions.extend(last);
+                engine.submit_group(submissions)?
+            }
+        })
+    });
+    let tickets = match tickets {
+        Ok(tickets) => tickets,
+        Err(failure) => {
+            UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+            return Err((failure, done));
+        }
+    };
+    let pending = Arc::new(Mutex::new(Pending { kernel, call, left: tickets.len(), answer: Ok(()), done: Some(done) }));
+    for ticket in tickets {
+        let pending = Arc::clone(&pending);
+        ticket.on_done(move |result| Pending::one_ended(&pending, result));
+    }
+    Ok(())
+}
+
+/// SAFETY: called by TensorFlow with what `create` gave, a context, and a call-back.
+unsafe extern "C" fn compute_async(kernel: *mut c_void, context: *mut Context, callback: *mut DoneCallback) {
+    // SAFETY: `create` made it. TensorFlow deletes a kernel only when none of its calls is under way.
+    let kernel: &'static Kernel = unsafe { &*kernel.cast() };
+    let call = Call(context);
+    // SAFETY: the call has not returned.
+    let done = if kernel.eager { None } else { unsafe { Done::copy(callback) } };
+    let answer = match done {
+        None => guarded(|| run_here(kernel, call)),
+        Some(done) => match start(kernel, call, done) {
+            Ok(()) => return,
+            Err((failure, done)) => {
+                call.report(Err(failure));
+                done.call();
+                return;
+            }
+        },
+    };
+    call.report(answer);
+    // SAFETY: the call-back is TensorFlow's own, and this is its one use.
+    unsafe { (api().TF_RunAsyncOpKernelDoneCallback)(callback) };
+}
+
+/// What asks the engine only for a number.
+///
+/// SAFETY: called by TensorFlow with what `create` gave and a context.
+unsafe extern "C" fn compute(kernel: *mut c_void, context: *mut Context) {
+    // SAFETY: as above.
+    let kernel: &Kernel = unsafe { &*kernel.cast() };
+    let call = Call(context);
+    call.report(guarded(|| {
+        let engine = engine()?;
+        let members = || -> Answer<Vec<usize>> {
+            let set = kernel.set(call, 0)?;
+            engine.process_set(set).ok_or_else(|| {
+                Error::Usage(format!("process set {set} does not exist, or has not been registered")).into()
+            })
+        };
+        let number = match kernel.op {
+            Op::Size => members()?.len(),
+            Op::ProcessSetIncluded => usize::from(members()?.contains(&engine.rank())),
+            Op::LocalSize => job::local_place().1,
+            Op::LocalRank => job::local_place().0,
+            _ => engine.rank(),
+        };
+        call.put_int32s(0, &[], &[number as i32])
+    }));
+}
+
+/// SAFETY: called by TensorFlow once, with what `create` gave.
+unsafe extern "C" fn delete(kernel: *mut c_void) {
+    if !kernel.is_null() {
+        // SAFETY: `create` made it so.
+        drop(unsafe { Box::from_raw(kernel.cast::<Kernel>()) });
+    }
+}
+
+/// Makes the kernel of the operation with this place in [`OPS`].
+///
+/// SAFETY: called by TensorFlow with a construction that lives through the call.
+unsafe extern "C" fn create<const PLACE: usize>(node: *mut Construction) -> *mut c_void {
+    match guarded(|| Kernel::read(OPS[PLACE].op, &Attributes(node))) {
+        Ok(kernel) => Box::into_raw(Box::new(kernel)).cast(),
+        Err(Failure { code, text }) => {
+            let status = Status::failure(code, &text);
+            // SAFETY: the construction is TensorFlow's, which copies the status.
+            unsafe { (api().TF_OpKernelConstruction_Failure)(node, status.raw()) };
+            std::ptr::null_mut()
+        }
+    }
+}
+
+const CREATE: [Create; OPS.len()] = [
+    create::<0>,
+    create::<1>,
+    create::<2>,
+    create::<3>,
+    create::<4>,
+    create::<5>,
+    create::<6>,
+    create::<7>,
+    create::<8>,
+    create::<9>,
+    create::<10>,
+    create::<11>,
+    create::<12>,
+    create::<13>,
+    create::<14>,
+];
+
+pub(super) fn register_all(api: &Api) -> Result<(), String> {
+    for (definition, create) in OPS.iter().zip(CREATE) {
+        let name = definition.name.as_ptr();
+        let status = Status::new();
+        let waits =
+            !matches!(definition.op, Op::Size | Op::Rank | Op::LocalSize | Op::LocalRank | Op::ProcessSetIncluded);
+        // SAFETY: the functions have the types that TensorFlow calls them by; it owns the builder after the last call.
+        unsafe {
+            let builder = if waits {
+                (api.TF_NewAsyncKernelBuilder)(name, c"CPU".as_ptr(), create, compute_async as ComputeAsync, delete)
+            } else {
+                (api.TF_NewKernelBuilder)(name, c"CPU".as_ptr(), create, compute as Compute, delete)
+            };
+            (api.TF_RegisterKernelBuilder)(name, builder, status.raw());
+        }
+        status.check()?;
+    }
+    Ok(())
+}
