@@ -22,6 +22,7 @@ mod failure;
 mod kernel;
 mod node;
 mod ops;
+mod room;
 mod run;
 mod xla;
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 
 use corro_core::Rank;
-use nix::sys::signal::SigSet;
+use nix::sys::signal::{SigHandler, SigSet, Signal as Number};
 use rustix::process::{Pid, Signal};
 
 use super::message::{Ending, MAX_OUTPUT, Start};
@@ -118,8 +118,9 @@ pub(super) fn start(
     Ok(Process { rank, pid, pipes, ending: None, told: false })
 }
 
-/// Should the agent be killed, the rank is killed with it. And signals reach the rank, which the agent has blocked for
-/// itself: a rank would inherit that, and never hear of Ctrl-C or of being asked to end.
+/// Should the agent be killed, the rank is killed with it. And signals reach the rank: it would inherit that the agent has
+/// blocked them for itself, and that a shell's background jobs ignore SIGINT, and never hear of Ctrl-C or of being asked to
+/// end.
 #[expect(unsafe_code, reason = "only the child itself can ask for these")]
 fn prepare(command: &mut Command) {
     let agent = rustix::process::getpid();
@@ -128,6 +129,10 @@ fn prepare(command: &mut Command) {
         // The agent may have died before the line above.
         if rustix::process::getppid() != Some(agent) {
             return Err(ErrorKind::BrokenPipe.into());
+        }
+        for heard in [Number::SIGINT, Number::SIGTERM] {
+            // SAFETY: the default needs no handler.
+            unsafe { nix::sys::signal::signal(heard, SigHandler::SigDfl) }.map_err(std::io::Error::from)?;
         }
         SigSet::empty().thread_set_mask().map_err(std::io::Error::from)
     };

@@ -24,6 +24,7 @@ pub(super) type ShapeFunction = unsafe extern "C" fn(*mut ShapeContext, *mut Raw
 pub(super) type Create = unsafe extern "C" fn(*mut Construction) -> *mut c_void;
 pub(super) type Compute = unsafe extern "C" fn(*mut c_void, *mut Context);
 pub(super) type ComputeAsync = unsafe extern "C" fn(*mut c_void, *mut Context, *mut DoneCallback);
+pub(super) type Deallocate = unsafe extern "C" fn(*mut c_void, usize, *mut c_void);
 pub(super) type Delete = unsafe extern "C" fn(*mut c_void);
 
 /// Declares the functions, and how to find them all.
@@ -59,6 +60,7 @@ functions! {
     TF_GetCode(*const RawStatus) -> c_int;
     TF_Message(*const RawStatus) -> *const c_char;
 
+    TF_NewTensor(c_int, *const i64, c_int, *mut c_void, usize, Deallocate, *mut c_void) -> *mut RawTensor;
     TF_DeleteTensor(*mut RawTensor);
     TF_TensorData(*const RawTensor) -> *mut c_void;
     TF_TensorByteSize(*const RawTensor) -> usize;
@@ -105,6 +107,7 @@ functions! {
     TF_GetInput(*mut Context, c_int, *mut *mut RawTensor, *mut RawStatus);
     TF_AllocateOutput(*mut Context, c_int, c_int, *const i64, c_int, usize, *mut RawStatus) -> *mut RawTensor;
     TF_ForwardInputOrAllocateOutput(*mut Context, *const c_int, c_int, c_int, *const i64, c_int, *mut c_int, *mut RawStatus) -> *mut RawTensor;
+    TF_SetOutput(*mut Context, c_int, *const RawTensor, *mut RawStatus);
     TF_OpKernelContext_Failure(*mut Context, *mut RawStatus);
 }
 
@@ -186,6 +189,10 @@ impl Tensor {
     /// `raw` is a reference that the caller owns and gives away.
     pub(super) unsafe fn own(raw: *mut RawTensor) -> Self {
         Self(raw)
+    }
+
+    pub(super) fn raw(&self) -> *const RawTensor {
+        self.0
     }
 
     pub(super) fn data(&self) -> *mut u8 {

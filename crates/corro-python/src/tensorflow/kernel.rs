@@ -4,6 +4,7 @@
 //! itself where TensorFlow allows that.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use corro_core::{Buffer, DType, Error, ReduceOp, Shape};
 use corro_engine::{Device, Kind, Outcome, Output, Submission};
@@ -12,6 +13,7 @@ use super::api::Tensor;
 use super::failure::{ABORTED, Answer, Failure};
 use super::node::{Attributes, Call};
 use super::ops::Op;
+use super::room;
 use super::run::Patience;
 use crate::names;
 
@@ -27,6 +29,9 @@ pub(super) struct Kernel {
     postscale: f64,
     root: i64,
     pub(super) patience: Patience,
+    /// Somebody else has held the input, so that TensorFlow did not give it away: likely so the next time, and then room
+    /// of our own is better (see [`room`]).
+    is_kept: AtomicBool,
 }
 
 impl Kernel {
@@ -49,6 +54,7 @@ impl Kernel {
             postscale: node.factor(c"postscale_factor")?,
             root: node.integer(c"root_rank")?.unwrap_or(0),
             patience: Patience::default(),
+            is_kept: AtomicBool::new(false),
         })
     }
 
@@ -145,14 +151,27 @@ impl Kernel {
         }
         let (input, output) = match &kind {
             Kind::Allreduce { .. } | Kind::Broadcast { .. } => {
-                drop(input); // TensorFlow gives away an input only if nobody else holds it.
-                let (output, forwarded) = call.forward_or_allocate(i, &dims)?;
-                let input = if forwarded { None } else { Some(buffer(call.input(i)?)) };
-                (input, Output::InPlace(buffer(output)))
+                let apart = if self.is_kept.load(Ordering::Relaxed) {
+                    room::put(call, i, number, &dims, input.bytes())?
+                } else {
+                    None
+                };
+                if let Some(output) = apart {
+                    (Some(buffer(input)), Output::InPlace(buffer(output)))
+                } else {
+                    drop(input); // TensorFlow gives away an input only if nobody else holds it.
+                    let (output, forwarded) = call.forward_or_allocate(i, &dims)?;
+                    self.is_kept.store(!forwarded, Ordering::Relaxed);
+                    let input = if forwarded { None } else { Some(buffer(call.input(i)?)) };
+                    (input, Output::InPlace(buffer(output)))
+                }
             }
             _ => {
                 let allocate = move |shape: &Shape| {
-                    call.allocate(i, number, &shape.0).map(buffer).map_err(|failure| Error::io("output", failure.text))
+                    let bytes = shape.bytes(dtype)?;
+                    let own = room::put(call, i, number, &shape.0, bytes);
+                    let output = own.and_then(|own| own.map_or_else(|| call.allocate(i, number, &shape.0), Ok));
+                    output.map(buffer).map_err(|failure| Error::io("output", failure.text))
                 };
                 (Some(buffer(input)), Output::Allocate(Box::new(allocate)))
             }

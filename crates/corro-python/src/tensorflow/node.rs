@@ -7,20 +7,6 @@ use super::failure::{Answer, Failure};
 
 const INT32: c_int = 3;
 
-/// Large outputs are fresh from the system: written a small page at a time, that costs as much as reducing them.
-fn want_large_pages(tensor: &Tensor) {
-    const LARGE: usize = 8 << 20;
-    const PAGE: usize = 4096;
-    let (start, bytes) = (tensor.data().addr(), tensor.bytes());
-    if bytes < LARGE {
-        return;
-    }
-    let first = start.next_multiple_of(PAGE);
-    let whole = (start + bytes - first) / PAGE * PAGE;
-    // SAFETY: whole pages of the tensor's own memory. It is advice: nothing changes but the size of pages, if anything.
-    unsafe { libc::madvise(tensor.data().add(first - start).cast(), whole, libc::MADV_HUGEPAGE) };
-}
-
 /// One call of a kernel. TensorFlow keeps the context until it is told that the kernel is done.
 #[derive(Clone, Copy)]
 pub(super) struct Call(pub(super) *mut Context);
@@ -69,11 +55,7 @@ impl Call {
                 status.raw(),
             );
             status.check()?;
-            let tensor = Tensor::own(tensor);
-            if forwarded != candidate {
-                want_large_pages(&tensor);
-            }
-            Ok((tensor, forwarded == candidate))
+            Ok((Tensor::own(tensor), forwarded == candidate))
         }
     }
 
@@ -92,9 +74,7 @@ impl Call {
                 status.raw(),
             );
             status.check()?;
-            let tensor = Tensor::own(tensor);
-            want_large_pages(&tensor);
-            Ok(tensor)
+            Ok(Tensor::own(tensor))
         }
     }
 
