@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+from test_elastic import Job, children
 from test_jobs import run_job
+from test_tensorflow_jobs import QUICK, run_examples
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -34,11 +38,6 @@ def test_cases_on_two_ranks(backend: str) -> None:
     cases(2, backend)
 
 
-def test_cases_of_the_tensorflow_front() -> None:
-    chosen = "reduced or batches_of_all or warmup or saving or local_variables or embeddings or values or resumes"
-    cases(2, "tensorflow", CORRO_TEST_FRONT="tensorflow", PYTEST_ADDOPTS=f"-k '{chosen}'")
-
-
 def test_cases_alone() -> None:
     cases(1, QUICKEST)
 
@@ -49,3 +48,28 @@ def test_digits_are_learned(size: int, backend: str) -> None:
     text = run(size, backend, str(ROOT / "examples" / "keras" / "digits.py"))
     accuracy = float(text.split("test accuracy ")[1].split("%")[0])
     assert accuracy >= 97, text
+
+
+def test_examples_that_measure(tmp_path: Path) -> None:
+    examples = [f"synthetic_benchmark.py {QUICK}", f"alexnet.py {QUICK} --fp16"]
+    text = run_examples("keras", tmp_path, *examples, KERAS_BACKEND=QUICKEST, **QUIET)
+    assert text.count("images/s in all") == 2, text
+    assert "iteration   2" in text, text
+
+
+@pytest.mark.timeout(400)
+def test_a_training_that_loses_a_rank(tmp_path: Path) -> None:
+    """The elastic example, with a rank killed in the middle."""
+    example = ROOT / "examples" / "keras" / "elastic_digits.py"
+    options = ["-np", "2", "--min-np", "1"]
+    variables = {"KERAS_BACKEND": BACKENDS[0], **QUIET}
+    job = Job(tmp_path, options, script=example, arguments=["--epochs", "6"], **variables)
+    try:
+        job.wait("the second epoch", lambda: "Epoch 2/6" in job.text(), 150)
+        os.kill(children(job.launcher.pid)[-1], signal.SIGKILL)
+        text = job.finish(200)
+    finally:
+        job.leave_nothing()
+    assert job.launcher.returncode == 0, text
+    accuracy = float(text.rsplit("test accuracy ", 1)[1].split("%")[0])
+    assert accuracy > 90, text

@@ -41,6 +41,9 @@ class Backend(Protocol):
     def jit_problem(self) -> str:
         """Why `grouped_allreduce` does not work in a step that Keras compiled with `jit_compile=True`; "" if it does."""
 
+    def uncompiled(self, function: Any) -> Any:
+        """`function`, as a compiled step must call it if its compiler can't read it."""
+
     def internal_error(self, error: BaseException) -> str | None:
         """What went wrong, if `error` is how the backend hands on a failed collective; None if it is something else."""
 

@@ -91,8 +91,14 @@ class Reducer:
             return True
         return set_size(self.process_set) == 1 and not basics.elastic_enabled()
 
+    def prepare_for_compiled_steps(self) -> None:
+        self._reduce = self.backend.uncompiled(self._reduce)  # type: ignore[method-assign]
+
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients of the ranks together; those that are None stay so."""
+        return self._reduce(gradients, variables)
+
+    def _reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         gradients = list(gradients)
         basics.rank()  # raises when not initialised
         if self.alone:

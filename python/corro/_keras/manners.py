@@ -75,14 +75,18 @@ def _set_params(original: Callable[..., Any], logger: Any, params: dict[str, Any
 
 def _compile(backend: Any, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind(model, *args, **kwargs)
-    problem = backend.jit_problem() if distributed_part(given.arguments.get("optimizer")) is not None else ""
+    distributed = distributed_part(given.arguments.get("optimizer"))
+    problem = backend.jit_problem() if distributed is not None else ""
+    wanted = given.arguments.get("jit_compile", "auto") not in ("auto", False, None)
     if problem:
-        if given.arguments.get("jit_compile", "auto") not in ("auto", False, None):
+        if wanted:
             raise ValueError(
                 f"jit_compile=True does not work with a DistributedOptimizer here: {problem}. "
                 f"Say model.compile(..., jit_compile=False), or leave it out."
             )
         given.arguments["jit_compile"] = False
+    elif wanted and distributed is not None:
+        distributed._reducer.prepare_for_compiled_steps()
     return original(*given.args, **given.kwargs)
 
 

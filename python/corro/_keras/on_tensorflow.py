@@ -82,6 +82,10 @@ def jit_problem() -> str:
     return _native.tensorflow_xla_problem() or ""
 
 
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
 def internal_error(error: BaseException) -> str | None:
     if isinstance(error, HorovodInternalError):
         return str(error)

@@ -65,5 +65,10 @@ def jit_problem() -> str:
     return ""
 
 
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # The step is compiled in two parts, before and after: else torch tries to read what this calls, and warns.
+    return torch.compiler.disable(function)
+
+
 def internal_error(error: BaseException) -> str | None:
     return str(error) if isinstance(error, HorovodInternalError) else None

@@ -50,28 +50,38 @@ const SMALL: usize = 64 << 10;
 /// Waking others takes about as long. Who has waited longer for the other ranks had better left the waiting to them.
 const A_MOMENT: Duration = Duration::from_micros(200);
 
-/// How many calls of a kernel are left to the engine's threads after one that took longer.
-const PAUSE: u32 = 15;
+/// How many calls of a kernel are left to the engine's threads after one that took longer: at first, and at most.
+const PAUSES: (u32, u32) = (8, 1024);
 
 /// Whether the calls of a kernel do the engine's work themselves: if they find the other ranks ready, that saves waking
-/// anybody; if they don't, a thread of TensorFlow's is kept from other work. So who had to wait does not try again soon.
+/// anybody; if they don't, a thread of TensorFlow's is kept from other work. So who had to wait tries again later, and who
+/// has to wait every time, as the first of a step on the fastest rank, hardly ever.
 #[derive(Default)]
-pub(super) struct Patience(AtomicU32);
+pub(super) struct Patience {
+    /// Calls until the next attempt.
+    left: AtomicU32,
+    /// The last pause, if the last attempt failed.
+    pause: AtomicU32,
+}
 
 impl Patience {
     /// Submits a tensor that is the only one under way.
     fn submit(&self, engine: &Engine, submission: Submission) -> Result<Ticket, Error> {
         let small = submission.shape.bytes(submission.dtype).is_ok_and(|bytes| bytes <= SMALL);
-        let left = self.0.load(Ordering::Relaxed);
+        let left = self.left.load(Ordering::Relaxed);
         if !small || left > 0 {
-            self.0.store(left.saturating_sub(1), Ordering::Relaxed);
+            self.left.store(left.saturating_sub(1), Ordering::Relaxed);
             return engine.submit(submission);
         }
         let start = Instant::now();
         let ticket = engine.submit_and_help(submission)?;
-        if !ticket.has_ended() || start.elapsed() > A_MOMENT {
-            self.0.store(PAUSE, Ordering::Relaxed);
-        }
+        let pause = if ticket.has_ended() && start.elapsed() <= A_MOMENT {
+            0
+        } else {
+            (self.pause.load(Ordering::Relaxed) * 2).clamp(PAUSES.0, PAUSES.1)
+        };
+        self.pause.store(pause, Ordering::Relaxed);
+        self.left.store(pause, Ordering::Relaxed);
         Ok(ticket)
     }
 }
