@@ -199,10 +199,15 @@ fn elastic_rules(matches: &ArgMatches) -> Result<Option<Rules>> {
     {
         return wrong(format!("--min-np {min} is above --max-np {max}"));
     }
-    if let Some(size) = size
-        && (min.is_some_and(|min| size < min) || max.is_some_and(|max| size > max))
+    if let (Some(size), Some(min)) = (size, min)
+        && size < min
     {
-        return wrong(format!("-np {size} is not between --min-np and --max-np"));
+        return wrong(format!("-np {size} is below --min-np {min}: the job could not begin"));
+    }
+    if let (Some(size), Some(max)) = (size, max)
+        && size > max
+    {
+        return wrong(format!("-np {size} is above --max-np {max}"));
     }
     if min == Some(0) || slots == Some(0) {
         return wrong("--min-np and --slots-per-host are at least 1".into());
