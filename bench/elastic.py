@@ -3,7 +3,8 @@
 
     python bench/elastic.py [--kills 20] [--ranks 4] [--only corro,spare,torchrun] [--out bench/results]
 
-The same small CNN on the same data, one thread a rank, on this host. After some steps one rank is killed by SIGKILL, in turn
+The same small CNN on the same data, one thread a rank, on this host; each step waits 20 ms, as for data, so that more ranks than cores
+do not starve what is started anew. After some steps one rank is killed by SIGKILL, in turn
 each of them; what counts is the time from the kill to the end of the next step, by the clock of the machine.
 
 | way | what happens |
@@ -29,6 +30,8 @@ import time
 from pathlib import Path
 
 LIMIT = 120.0
+# What a step waits, as for data.
+PAUSE = 0.02
 # Steps of all ranks between two kills: enough that the last trouble is over.
 STEPS = 15
 
@@ -67,6 +70,7 @@ def corro_rank(log: Path) -> None:
     @hvd.elastic.run
     def train(state) -> None:
         while True:
+            time.sleep(PAUSE)
             optimizer.zero_grad()
             cross_entropy(net(x), y).backward()
             optimizer.step()
@@ -94,6 +98,7 @@ def torch_rank(log: Path) -> None:
         step = saved["step"]
     distributed = torch.nn.parallel.DistributedDataParallel(net)
     while True:
+        time.sleep(PAUSE)
         optimizer.zero_grad()
         cross_entropy(distributed(x), y).backward()
         optimizer.step()
@@ -221,6 +226,8 @@ def main() -> None:
         log = Path(os.environ["BENCH_LOG"])
         return corro_rank(log) if options.rank_of == "corro" else torch_rank(log)
 
+    # Whoever ends this ends the jobs with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"kill -9 of one of {options.ranks} ranks, {options.kills} times; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(f"{'way':10} {'next step':>10} {'worst':>8}   {'at full size':>12} {'worst':>8}   (seconds, median)")
     results = {}

@@ -58,8 +58,8 @@ fn one_that_dies_before_it_joins_is_started_again() {
 /// longer here than the test may take.
 #[test]
 fn one_that_dies_while_ranks_meet_is_not_waited_for() {
-    let probe = worker().replace("elastic", "probe");
-    let moments = ["seat".to_owned(), "card".to_owned()].into_iter().chain(support::moments(10, 40_000));
+    let probe = support::example("probe");
+    let moments = ["seat".to_owned(), "card".to_owned()].into_iter().chain(support::moments(10, 10_000));
     for (turn, moment) in moments.enumerate() {
         // The first is whom the others of the host meet at.
         let victim = turn % 3;

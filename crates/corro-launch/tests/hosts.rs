@@ -51,9 +51,9 @@ fn ranks_of_two_hosts_meet_by_a_shared_directory() {
     let Some(hosts) = hosts("ranks_of_two_hosts_meet_by_a_shared_directory", 2) else { return };
     let folder = support::Folder::new("shared-directory");
     let meet = folder.0.join("meet");
-    let probe = support::corro().parent().unwrap().join("examples/probe");
+    let probe = support::example("probe");
     let rank = |rank: usize| {
-        let mut command = hosts.on(rank, probe.to_str().unwrap());
+        let mut command = hosts.on(rank, &probe);
         let place = [("CORRO_RANK", rank.to_string()), ("CORRO_SIZE", "2".to_owned())];
         command.args(["send", "by-a-directory", "2"]).envs(place);
         command.env("CORRO_JOB_ID", "job 7").env("CORRO_MEET_DIR", &meet);
@@ -173,10 +173,10 @@ fn nothing_of_the_job_is_on_any_command_line() {
 #[test]
 fn with_tls_no_tensor_byte_is_on_the_wire() {
     let Some(hosts) = hosts("with_tls_no_tensor_byte_is_on_the_wire", 2) else { return };
-    let probe = support::corro().parent().unwrap().join("examples/probe");
+    let probe = support::example("probe");
     let pattern = "corro-wire-pattern-0815";
     let seen = |flags: &[&str]| {
-        let words = [flags, &["-H", "10.78.0.1:1,10.78.0.2:1", probe.to_str().unwrap(), "send", pattern, "4"]].concat();
+        let words = [flags, &["-H", "10.78.0.1:1,10.78.0.2:1", &probe, "send", pattern, "4"]].concat();
         let wire = hosts.capture(|| {
             let ran = Running::start(&mut hosts.run_command(&words)).end();
             assert!(ran.code == Some(0) && ran.out.contains("[1]<stdout>:the pattern has come"), "{ran:?}");

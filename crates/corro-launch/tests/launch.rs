@@ -234,7 +234,7 @@ fn a_rank_killed_in_training_is_the_one_blamed() {
 /// Whoever waits for a rank that died before it met anybody would wait until the connect timeout. The launcher knows at once.
 #[test]
 fn a_rank_killed_while_ranks_meet_ends_the_job_soon() {
-    let probe = corro().parent().unwrap().join("examples/probe").display().to_string();
+    let probe = support::example("probe");
     let moments = ["seat".to_owned(), "card".to_owned()].into_iter().chain(support::moments(8, 40_000));
     for (turn, moment) in moments.enumerate() {
         let victim = turn % 3;

@@ -362,7 +362,7 @@ mod tests {
             ("-np 3 -H a:2 x", "Requested more processes (3) than there are available slots (2)"),
             ("--host-discovery-script s x", "begin with"),
             ("-np 4 --min-np 2 -H a:2 x", "Requested more processes (4) than there are available slots (2)"),
-            ("-np 1 --min-np 2 x", "not between"),
+            ("-np 1 --min-np 2 x", "-np 1 is below --min-np 2"),
             ("--min-np 3 --max-np 2 x", "above"),
             ("-np 2 --blacklist-cooldown-range 0 5 x", "from 1 to 3600"),
             ("-np 2 --start-timeout soon x", "--start-timeout"),

@@ -3,10 +3,10 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{HANG_LIMIT, Ran, Running, corro, marked, run_command, wait_until};
+use super::{HANG_LIMIT, Ran, Running, marked, run_command, wait_until};
 
 pub(crate) fn worker() -> String {
-    corro().parent().unwrap().join("examples/elastic").to_str().unwrap().to_owned()
+    super::example("elastic")
 }
 
 /// A mark in the environment of all processes of a job, so that they are found again.

@@ -20,6 +20,11 @@ pub(crate) fn corro() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_corro"))
 }
 
+/// A program of `examples/`.
+pub(crate) fn example(name: &str) -> String {
+    corro().with_file_name("examples").join(name).display().to_string()
+}
+
 /// A folder of this test run, removed when dropped.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
