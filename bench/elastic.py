@@ -3,13 +3,14 @@
 
     python bench/elastic.py [--kills 20] [--ranks 4] [--only corro,spare,torchrun] [--out bench/results]
 
-The same small CNN on the same data, one thread a rank, on this host. After some steps one rank is killed by SIGKILL, in turn
+The same small CNN on the same data, one thread a rank, on this host; each step waits 20 ms, as for data, so that more ranks than cores
+do not starve what is started anew. After some steps one rank is killed by SIGKILL, in turn
 each of them; what counts is the time from the kill to the end of the next step, by the clock of the machine.
 
 | way | what happens |
 | --- | --- |
 | corro | `corro run --min-np`: the others go on without it; a new process takes its place later |
-| spare | the same with `--spares 1`: a process that is started and imported already takes its place |
+| spare | the same with `--spares 1`: a process that is started and imported already takes its place. Each kill waits until the launcher has said that a spare is ready, as it is when ranks die minutes apart |
 | torchrun | `torchrun --max-restarts`: all processes are ended and started again, and load the last checkpoint |
 
 The ranks are this same script.
@@ -29,6 +30,8 @@ import time
 from pathlib import Path
 
 LIMIT = 120.0
+# What a step waits, as for data.
+PAUSE = 0.02
 # Steps of all ranks between two kills: enough that the last trouble is over.
 STEPS = 15
 
@@ -59,7 +62,6 @@ def corro_rank(log: Path) -> None:
 
     import corro.torch as hvd
 
-    tell(log, ready=True)
     hvd.init()
     net, x, y = model_of(torch)
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters()), net.named_parameters())
@@ -68,6 +70,7 @@ def corro_rank(log: Path) -> None:
     @hvd.elastic.run
     def train(state) -> None:
         while True:
+            time.sleep(PAUSE)
             optimizer.zero_grad()
             cross_entropy(net(x), y).backward()
             optimizer.step()
@@ -95,6 +98,7 @@ def torch_rank(log: Path) -> None:
         step = saved["step"]
     distributed = torch.nn.parallel.DistributedDataParallel(net)
     while True:
+        time.sleep(PAUSE)
         optimizer.zero_grad()
         cross_entropy(distributed(x), y).backward()
         optimizer.step()
@@ -130,57 +134,67 @@ class Watched:
         )
         self._offsets: dict[Path, int] = {}
         self.steps: list[dict] = []
-        self.ready: set[int] = set()
+        self.killed = 0
 
-    def look(self) -> None:
+    def look(self) -> list[dict]:
+        """The steps that were made since the last look."""
+        new = []
         for file in self.log.glob("*.jsonl"):
             with file.open("rb") as opened:
                 opened.seek(self._offsets.get(file, 0))
                 data = opened.read()
             whole = data.rfind(b"\n") + 1
             self._offsets[file] = self._offsets.get(file, 0) + whole
-            events = [json.loads(line) for line in data[:whole].splitlines()]
-            self.steps += [e for e in events if "step" in e]
-            self.ready |= {e["pid"] for e in events if "ready" in e}
+            new += [json.loads(line) for line in data[:whole].splitlines()]
+        self.steps += new
+        return new
 
     def wait(self, what: str, found):
+        """The first step for which `found` holds, of those since the last kill began."""
         until = time.monotonic() + LIMIT
+        steps = self.steps
         while True:
-            self.look()
-            hits = [s for s in self.steps if found(s)]
+            hits = [s for s in steps if found(s)]
             if hits:
                 return min(hits, key=lambda s: s["time"])
             if self.job.poll() is not None or time.monotonic() > until:
-                tail = (self.log / "output").read_text(errors="replace")[-3000:]
-                raise SystemExit(f"{self.way}: no {what} (status {self.job.poll()}):\n{tail}")
-            time.sleep(0.01)
+                raise SystemExit(f"{self.way}: no {what} (status {self.job.poll()}):\n{self.text()[-3000:]}")
+            time.sleep(0.02)
+            steps = self.look()
+
+    def text(self) -> str:
+        return (self.log / "output").read_text(errors="replace")
 
     def wait_for_a_spare(self) -> None:
+        """As many have become ready as ranks were lost, and one more."""
         until = time.monotonic() + LIMIT
-        while not self.ready - {s["pid"] for s in self.steps}:
-            if time.monotonic() > until:
-                raise SystemExit("spare: none came")
-            time.sleep(0.05)
-            self.look()
-        time.sleep(0.5)  # it has imported everything; now it asks for a seat
+        while self.text().count("is ready to take a lost one's place") <= self.killed:
+            if self.job.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"spare: none came:\n{self.text()[-3000:]}")
+            time.sleep(0.1)
 
     def kill(self, rank: int, ranks: int) -> tuple[float, float]:
         """Seconds from the kill of a rank to the next step, and to the next step of all."""
         if self.way == "spare":
             self.wait_for_a_spare()
-        settled = time.monotonic()
-        first = self.wait("step of all", lambda s: s["time"] > settled and s["size"] == ranks)
+        self.look()
+        self.steps = []
+        first = self.wait("step of all", lambda s: s["size"] == ranks)
         last = self.wait("steps", lambda s: s["step"] >= first["step"] + STEPS and s["size"] == ranks and s["rank"] == rank)
         killed = time.monotonic()
         os.kill(last["pid"], signal.SIGKILL)
+        self.killed += 1
         # What others finish without knowing of it does not count: the step of a new epoch is one of other members.
-        pids = {s["pid"] for s in self.steps if s["time"] > settled and s["size"] == ranks}
-        if self.way == "corro":
-            next_step = self.wait("step after the kill", lambda s: s["time"] > killed and s["size"] < ranks)
-        else:
-            next_step = self.wait("step after the kill", lambda s: s["time"] > killed and (s["size"] < ranks or s["pid"] not in pids))
-        full = self.wait("step of all after the kill", lambda s: s["time"] > killed and s["size"] == ranks and s["pid"] not in pids)
-        return next_step["time"] - killed, full["time"] - killed
+        pids = {s["pid"] for s in self.steps if s["size"] == ranks}
+
+        def new(s: dict) -> bool:
+            return s["time"] > killed and (s["size"] < ranks or s["pid"] not in pids)
+
+        next_step = self.wait("step after the kill", new)
+        full = self.wait("step of all after the kill", lambda s: new(s) and s["size"] == ranks)
+        times = next_step["time"] - killed, full["time"] - killed
+        print(f"    rank {rank}: next step {times[0]:.2f} s, at full size {times[1]:.2f} s", file=sys.stderr, flush=True)
+        return times
 
     def end(self) -> None:
         self.job.send_signal(signal.SIGTERM)
@@ -190,10 +204,13 @@ class Watched:
             os.killpg(self.job.pid, signal.SIGKILL)
             self.job.wait()
         self.output.close()
-        for pid in {s["pid"] for s in self.steps}:
+        mark = f"BENCH_LOG={self.log}".encode()
+        for file in self.log.glob("*.jsonl"):
             try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
+                # Numbers are used again: only what is of this job is ended.
+                if mark in Path(f"/proc/{file.stem}/environ").read_bytes():
+                    os.kill(int(file.stem), signal.SIGKILL)
+            except (FileNotFoundError, ProcessLookupError):
                 pass
 
 
@@ -209,6 +226,8 @@ def main() -> None:
         log = Path(os.environ["BENCH_LOG"])
         return corro_rank(log) if options.rank_of == "corro" else torch_rank(log)
 
+    # Whoever ends this ends the jobs with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"kill -9 of one of {options.ranks} ranks, {options.kills} times; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(f"{'way':10} {'next step':>10} {'worst':>8}   {'at full size':>12} {'worst':>8}   (seconds, median)")
     results = {}

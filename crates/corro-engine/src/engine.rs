@@ -274,6 +274,17 @@ impl Engine {
         self.0.shutdown();
     }
 
+    /// What ends all work of this engine, for somebody who learns from outside that nothing more will come of it: the driver
+    /// of an elastic job knows of lost hosts long before the network does. It does not keep the engine alive.
+    pub fn ender(&self) -> impl Fn(Error) + Send + use<> {
+        let global = Arc::downgrade(&self.0.global);
+        move |error| {
+            if let Some(global) = global.upgrade() {
+                global.close(error);
+            }
+        }
+    }
+
     /// Why the job is over, if it is.
     pub fn over(&self) -> Option<Error> {
         self.0.core.over()

@@ -77,6 +77,7 @@ fn epoch(client: &Client, seat: &Seat, committed: &mut State, steps: u64, pause:
         Ok(engine) => engine,
         Err(error) => return Ended::Failed(error),
     };
+    client.when_lost(seat, engine.ender());
     println!(
         "pid {} is rank {} of {} in epoch {}, local {}/{} after step {}",
         std::process::id(),

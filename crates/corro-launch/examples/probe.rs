@@ -1,11 +1,15 @@
 //! What the tests of the launcher run as ranks: `probe send PATTERN MIB` sends a pattern from rank 0 to the last rank over
-//! the job's own connections; `probe answer` gives the job's payload back, with the rank in front; `probe join` joins.
+//! the job's own connections; `probe answer` gives the job's payload back, with the rank in front; `probe join` joins;
+//! `probe die PLACE` is killed while it joins: `seat` before it has told anybody how to reach it, `card` once it has and before
+//! it meets anybody, a number so many microseconds after the beginning.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use corro_core::{Error, GroupId, Result};
-use corro_transport::{Channel, Fabric, Link};
+use corro_engine::{Engine, Options};
+use corro_membership::{Client, Coming, Joined};
+use corro_transport::{Channel, Fabric, Link, Settings};
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -14,6 +18,7 @@ fn main() -> ExitCode {
         ["send", pattern, mib] => send(pattern, mib.parse().unwrap_or(1)),
         ["answer"] => answer(),
         ["join"] => Fabric::from_env().map(|fabric| println!("joined as {} of {}", fabric.rank(), fabric.size())),
+        ["die", place] => die(place),
         _ => Err(Error::Usage(format!("probe does not know {words:?}"))),
     };
     match outcome {
@@ -23,6 +28,40 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// In an elastic job the beginning is when it has a seat.
+fn die(place: &str) -> Result<()> {
+    let client = Client::from_env()?;
+    let seat = match client.as_ref().map(|client| client.join(Coming::default())).transpose()? {
+        Some(Joined::Seat(seat)) => Some(seat),
+        Some(other) => return Err(Error::Usage(format!("no seat but {other:?}"))),
+        None => None,
+    };
+    if place == "seat" {
+        kill_oneself();
+    }
+    if let Ok(micros) = place.parse() {
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(micros));
+            kill_oneself();
+        });
+    }
+    let settings = Settings { area: 1 << 20, ..Settings::from_env()? };
+    let fabric = match (client, seat) {
+        (Some(client), Some(seat)) => client.fabric(&seat, settings)?,
+        _ => Fabric::from_env_with(settings)?,
+    };
+    if place == "card" {
+        kill_oneself();
+    }
+    let _engine = Engine::start(fabric, Options::from_env()?)?;
+    std::thread::sleep(Duration::from_secs(600));
+    Err(Error::Usage(format!("nothing happened at {place}")))
+}
+
+fn kill_oneself() {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
 }
 
 fn answer() -> Result<()> {

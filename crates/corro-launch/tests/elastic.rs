@@ -4,95 +4,13 @@
 mod support;
 
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{Folder, HANG_LIMIT, Ran, Running, corro, kill, marked, run_command, wait_until};
+use support::elastic::{Job, places, worker};
+use support::{Folder, HANG_LIMIT, kill, marked, wait_until};
 
 /// Long enough for what is done to it in between.
 const STEPS: u64 = 300;
-
-fn worker() -> String {
-    corro().parent().unwrap().join("examples/elastic").to_str().unwrap().to_owned()
-}
-
-/// A mark in the environment of all processes of a job, so that they are found again.
-fn mark() -> String {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    // It ends with something that is no digit: the first is not to be found in the tenth.
-    format!("corro-elastic-{}-{}.", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
-}
-
-struct Job {
-    running: Running,
-    mark: String,
-}
-
-impl Job {
-    /// Starts `corro run` with `flags` on the worker, with `steps` to make.
-    fn start(flags: &[&str], variables: &[(&str, &str)], steps: u64) -> Self {
-        let (worker, steps) = (worker(), steps.to_string());
-        Self::start_command(flags, variables, &[&worker, &steps])
-    }
-
-    fn start_command(flags: &[&str], variables: &[(&str, &str)], words: &[&str]) -> Self {
-        let mark = mark();
-        let mut command = run_command(&[flags, words].concat());
-        command.env("TEST_MARK", &mark).envs(variables.iter().copied());
-        Self { running: Running::start(&mut command), mark }
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.running.so_far.lock().unwrap()).into_owned()
-    }
-
-    /// Waits until `rank` has a place in an epoch of `size` ranks not before `epoch`, and gives its process.
-    fn process(&self, rank: usize, size: usize, epoch: u64) -> i32 {
-        let mut found = None;
-        wait_until(&format!("rank {rank} of {size} is there in epoch {epoch}:\n{}", self.text()), HANG_LIMIT, || {
-            found = places(&self.text()).into_iter().rev().find(|p| p.1 == rank && p.2 == size && p.3 >= epoch);
-            found.is_some()
-        });
-        found.map(|p| p.0).unwrap()
-    }
-
-    /// Waits for a step in `epoch` or later.
-    fn steps_in(&self, epoch: u64) -> u64 {
-        let mut found = 0;
-        wait_until(&format!("a step is made in epoch {epoch}"), HANG_LIMIT, || {
-            let text = self.text();
-            let epochs =
-                text.lines().filter(|l| l.contains(">:step ")).filter_map(|l| l.rsplit(' ').next()?.parse().ok());
-            found = epochs.max().unwrap_or(0);
-            found >= epoch
-        });
-        found
-    }
-
-    /// Waits for the end: nothing is left, and every process that finished has made each step once.
-    fn finish(self, steps: u64) -> Ran {
-        let mark = self.mark.clone();
-        let ran = self.running.end();
-        assert_eq!(ran.code, Some(0), "{}\n{}", ran.out, ran.err);
-        let sum = steps * (steps - 1) / 2;
-        let finished: Vec<&str> = ran.out.lines().filter(|l| l.contains("finished at")).collect();
-        assert!(!finished.is_empty(), "{}\n{}", ran.out, ran.err);
-        for line in finished {
-            assert!(line.contains(&format!("step {steps} sum {sum} ")), "{line}");
-        }
-        assert_eq!(marked(&mark), [0; 0]);
-        ran
-    }
-}
-
-/// (process, rank, size, epoch) of each place that was told.
-fn places(text: &str) -> Vec<(i32, usize, usize, u64)> {
-    let place = |line: &str| {
-        let words: Vec<&str> = line.split(">:pid ").nth(1)?.split([' ', ',']).collect();
-        Some((words[0].parse().ok()?, words[3].parse().ok()?, words[5].parse().ok()?, words[8].parse().ok()?))
-    };
-    text.lines().filter_map(place).collect()
-}
 
 #[test]
 fn losses_are_survived_whoever_it_is() {
@@ -134,6 +52,25 @@ fn one_that_dies_before_it_joins_is_started_again() {
     let job = Job::start_command(&["-np", "3", "--min-np", "3"], &[], &["sh", "-c", &script]);
     let ran = job.finish(40);
     assert!(ran.err.contains("worker 1 on localhost was killed by signal 9"), "{}", ran.err);
+}
+
+/// Killed at each moment of its first epoch's beginning. The others must not wait for it until the connect timeout, which is
+/// longer here than the test may take.
+#[test]
+fn one_that_dies_while_ranks_meet_is_not_waited_for() {
+    let probe = support::example("probe");
+    let moments = ["seat".to_owned(), "card".to_owned()].into_iter().chain(support::moments(10, 10_000));
+    for (turn, moment) in moments.enumerate() {
+        // The first is whom the others of the host meet at.
+        let victim = turn % 3;
+        let script =
+            format!("if [ $CORRO_WORKER = {victim} ]; then exec {probe} die {moment}; fi; exec {} 30", worker());
+        let flags = ["-np", "3", "--min-np", "2"];
+        let job = Job::start_command(&flags, &[("CORRO_CONNECT_TIMEOUT", "600")], &["sh", "-c", &script]);
+        let ran = job.finish(30);
+        assert!(ran.err.contains("was killed by signal 9 (SIGKILL)"), "worker {victim} at {moment}: {}", ran.err);
+        eprintln!("worker {victim} killed at {moment}: done after {:?}", ran.took);
+    }
 }
 
 #[test]

@@ -44,6 +44,33 @@ fn three_hosts_train_together() {
     trains("three_hosts_train_together", 3);
 }
 
+/// A scheduler that tells nobody where rank 0 is, and a directory that all hosts see. What a killed rank 0 of the same job left
+/// there leads nobody astray.
+#[test]
+fn ranks_of_two_hosts_meet_by_a_shared_directory() {
+    let Some(hosts) = hosts("ranks_of_two_hosts_meet_by_a_shared_directory", 2) else { return };
+    let folder = support::Folder::new("shared-directory");
+    let meet = folder.0.join("meet");
+    let probe = support::example("probe");
+    let rank = |rank: usize| {
+        let mut command = hosts.on(rank, &probe);
+        let place = [("CORRO_RANK", rank.to_string()), ("CORRO_SIZE", "2".to_owned())];
+        command.args(["send", "by-a-directory", "2"]).envs(place);
+        command.env("CORRO_JOB_ID", "job 7").env("CORRO_MEET_DIR", &meet);
+        Running::start(&mut command)
+    };
+    let words = || std::fs::read_dir(&meet).map_or(0, Iterator::count);
+    let old = rank(0);
+    support::wait_until("the first rank 0 has left word", support::HANG_LIMIT, || words() == 1);
+    old.signal("KILL");
+    old.end();
+    assert_eq!(words(), 1, "it could not take it back");
+    let ranks = [rank(1), rank(0)].map(Running::end);
+    assert!(ranks.iter().all(|ran| ran.code == Some(0)), "{ranks:?}");
+    assert!(ranks[0].out.contains("the pattern has come"), "{ranks:?}");
+    assert_eq!(words(), 0, "nothing stays in the directory");
+}
+
 #[test]
 fn a_cut_link_ends_the_job_and_names_the_host() {
     let Some(hosts) = hosts("a_cut_link_ends_the_job_and_names_the_host", 2) else { return };
@@ -146,10 +173,10 @@ fn nothing_of_the_job_is_on_any_command_line() {
 #[test]
 fn with_tls_no_tensor_byte_is_on_the_wire() {
     let Some(hosts) = hosts("with_tls_no_tensor_byte_is_on_the_wire", 2) else { return };
-    let probe = support::corro().parent().unwrap().join("examples/probe");
+    let probe = support::example("probe");
     let pattern = "corro-wire-pattern-0815";
     let seen = |flags: &[&str]| {
-        let words = [flags, &["-H", "10.78.0.1:1,10.78.0.2:1", probe.to_str().unwrap(), "send", pattern, "4"]].concat();
+        let words = [flags, &["-H", "10.78.0.1:1,10.78.0.2:1", &probe, "send", pattern, "4"]].concat();
         let wire = hosts.capture(|| {
             let ran = Running::start(&mut hosts.run_command(&words)).end();
             assert!(ran.code == Some(0) && ran.out.contains("[1]<stdout>:the pattern has come"), "{ran:?}");

@@ -231,6 +231,25 @@ fn a_rank_killed_in_training_is_the_one_blamed() {
     );
 }
 
+/// Whoever waits for a rank that died before it met anybody would wait until the connect timeout. The launcher knows at once.
+#[test]
+fn a_rank_killed_while_ranks_meet_ends_the_job_soon() {
+    let probe = support::example("probe");
+    let moments = ["seat".to_owned(), "card".to_owned()].into_iter().chain(support::moments(8, 40_000));
+    for (turn, moment) in moments.enumerate() {
+        let victim = turn % 3;
+        let script =
+            format!("if [ $CORRO_RANK = {victim} ]; then exec {probe} die {moment}; fi; exec {probe} die 500000000");
+        let started = std::time::Instant::now();
+        let mut command = run_command(&["-np", "3", "sh", "-c", &script]);
+        let ran = Running::start(command.env("CORRO_CONNECT_TIMEOUT", "600")).end();
+        eprintln!("rank {victim} killed at {moment}: the job ended after {:?}", started.elapsed());
+        assert_eq!(ran.code, Some(137), "{ran:?}");
+        let blamed = format!("rank {victim} on localhost exited with non-zero status: signal 9 (SIGKILL)");
+        assert!(ran.err.contains(&blamed), "{blamed} at {moment}: {ran:?}");
+    }
+}
+
 #[test]
 fn strangers_get_nothing_and_stop_nothing() {
     use corro_core::Deadline;

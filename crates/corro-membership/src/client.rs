@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use corro_core::{Deadline, Error, Result, config};
@@ -85,11 +85,17 @@ enum Driver {
     Named(String, u16),
 }
 
+type WhenLost = Box<dyn Fn(Error) + Send>;
+
 struct Inner {
     member: Member,
     to_say: Vec<ToDriver>,
     /// The last description of this rank, until everybody's has come.
     card: Option<ToDriver>,
+    /// Where the ranks of the last seat's epoch meet: called off when that epoch is over.
+    fabric: Weak<Fabric>,
+    /// What is to be done when a member of that epoch is lost.
+    when_lost: Option<WhenLost>,
     connected: bool,
     running: bool,
     /// Nobody will be heard any more, for this reason.
@@ -164,7 +170,16 @@ impl Client {
 
     fn new(worker: WorkerId, host: String, way: Way, hosted: Option<Host>) -> Result<Self> {
         let member = Member::new(worker, host);
-        let inner = Inner { member, to_say: Vec::new(), card: None, connected: false, running: false, gone: None };
+        let inner = Inner {
+            member,
+            to_say: Vec::new(),
+            card: None,
+            fabric: Weak::new(),
+            when_lost: None,
+            connected: false,
+            running: false,
+            gone: None,
+        };
         let (inner, changed) = (Mutex::new(inner), Condvar::new());
         Ok(Self(Arc::new(Shared { inner, changed, bell: Bell::new()?, way, host: hosted })))
     }
@@ -186,7 +201,7 @@ impl Client {
             Cause { culprit, text: error.to_string() }
         });
         let hello = inner.member.ask(coming.progress, cause);
-        inner.card = None;
+        (inner.card, inner.fabric, inner.when_lost) = (None, Weak::new(), None);
         inner.to_say.push(hello);
         shared.bell.ring();
         let since = Instant::now();
@@ -207,7 +222,8 @@ impl Client {
         }
     }
 
-    /// Meets the other members of `seat`'s epoch. Fails as soon as it is known that one of them is lost.
+    /// Meets the other members of `seat`'s epoch. Fails as soon as it is known that one of them is lost, and so does whatever
+    /// is opened on the fabric.
     pub fn fabric(&self, seat: &Seat, settings: Settings) -> Result<Arc<Fabric>> {
         // A key for each epoch: whoever is left over from another one can't get in, and can't be mistaken.
         let secret = Secret::from_bytes(self.0.way.secret.derive(&format!("epoch {}", seat.epoch)));
@@ -215,7 +231,25 @@ impl Client {
         let settings = Settings { epoch: seat.epoch, host, ..settings };
         let mut meeting = Meeting { shared: &self.0, seat };
         let joined = Fabric::join(seat.rank, seat.size, &secret, &mut meeting, settings);
-        joined.map_err(|error| self.0.lock().lost(seat).unwrap_or(error))
+        let mut inner = self.0.lock();
+        let fabric = joined.map_err(|error| inner.lost(seat).unwrap_or(error))?;
+        inner.fabric = Arc::downgrade(&fabric);
+        inner.call_off();
+        Ok(fabric)
+    }
+
+    /// Has `act` called once if a member of `seat`'s epoch is lost before this process asks for another seat. Where a host has
+    /// vanished nothing else tells until the network's patience is over.
+    pub fn when_lost(&self, seat: &Seat, act: impl Fn(Error) + Send + 'static) {
+        let mut inner = self.0.lock();
+        if inner.member.seat().is_some_and(|s| s.epoch == seat.epoch) {
+            inner.when_lost = Some(Box::new(act));
+        }
+        let news = inner.news_of_loss();
+        drop(inner);
+        if let Some((act, lost)) = news {
+            act(lost);
+        }
     }
 
     /// What this process should know. Never waits.
@@ -280,6 +314,23 @@ impl Inner {
         let rank = over.culprit.unwrap_or(seat.rank);
         let host = seat.hosts.get(rank).map_or("an unknown host", String::as_str);
         Some(Error::peer_lost(rank, host, over.text.clone()))
+    }
+
+    /// Ends waiting for ranks that won't come. One that died before it met anybody is known to the driver alone.
+    fn call_off(&self) {
+        if let Some(fabric) = self.fabric.upgrade()
+            && let Some(lost) = self.member.seat().and_then(|seat| self.lost(seat))
+        {
+            fabric.give_up(lost);
+        }
+    }
+
+    /// What to do about a lost member. (That an epoch is over because others left it in good order is none of this: this
+    /// process is about to leave it as well.)
+    fn news_of_loss(&mut self) -> Option<(WhenLost, Error)> {
+        self.member.over()?.culprit?;
+        let lost = self.lost(self.member.seat()?)?;
+        Some((self.when_lost.take()?, lost))
     }
 }
 
@@ -361,7 +412,13 @@ impl Shared {
                 for message in heard {
                     inner.member.hear(message);
                 }
+                inner.call_off();
+                let news = inner.news_of_loss();
+                drop(inner);
                 self.changed.notify_all();
+                if let Some((act, lost)) = news {
+                    act(lost);
+                }
             }
             if let Err(error) = line.wait(self.bell.as_fd(), BEAT.saturating_sub(last_beat.elapsed())) {
                 return error.to_string();

@@ -94,6 +94,11 @@ impl Fleet {
         self.hosts.get(host).filter(|h| h.place.is_some()).map_or(0, |h| h.slots)
     }
 
+    /// Whether it is in the last list.
+    pub(crate) fn is_listed(&self, host: &str) -> bool {
+        self.hosts.get(host).is_some_and(|h| h.place.is_some())
+    }
+
     /// All slots of hosts on which workers may be started.
     pub(crate) fn usable_slots(&self) -> usize {
         self.hosts.values().filter(|h| h.place.is_some() && h.black == Black::No).map(|h| h.slots).sum()

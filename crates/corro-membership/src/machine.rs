@@ -199,6 +199,8 @@ struct Worker {
     done: bool,
     /// The last that it was told to wait for.
     told: String,
+    /// The user knows that it is a spare.
+    spare: bool,
 }
 
 #[derive(Debug)]
@@ -322,10 +324,6 @@ impl Machine {
         self.workers.len()
     }
 
-    // What workers say.
-
-    // What happens to workers.
-
     fn rank_of(&self, id: WorkerId) -> Option<Rank> {
         let epoch = self.epoch.as_ref()?;
         epoch.members.iter().find(|(_, member)| **member == id).map(|(rank, _)| *rank)
@@ -367,6 +365,7 @@ impl Machine {
         }
         if !self.ended {
             self.announce(now);
+            self.tell_of_spares();
             self.start_workers(now);
             self.check_supply(now);
         }

@@ -91,7 +91,10 @@ fn seated(client: &Client) -> Result<Answer> {
         let settings = Settings { epoch: seat.epoch, ..Settings::from_env()? };
         let options = Options::from_env()?;
         match client.fabric(&seat, settings).and_then(|fabric| Engine::start(fabric, options)) {
-            Ok(engine) => return Ok(Answer::Seat(Running { engine, epoch: seat.epoch, seat: Some(seat) })),
+            Ok(engine) => {
+                client.when_lost(&seat, engine.ender());
+                return Ok(Answer::Seat(Running { engine, epoch: seat.epoch, seat: Some(seat) }));
+            }
             Err(error @ Error::Usage(_)) => return Err(error),
             Err(error) => cause = Some(error),
         }

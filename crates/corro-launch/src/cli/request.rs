@@ -199,10 +199,15 @@ fn elastic_rules(matches: &ArgMatches) -> Result<Option<Rules>> {
     {
         return wrong(format!("--min-np {min} is above --max-np {max}"));
     }
-    if let Some(size) = size
-        && (min.is_some_and(|min| size < min) || max.is_some_and(|max| size > max))
+    if let (Some(size), Some(min)) = (size, min)
+        && size < min
     {
-        return wrong(format!("-np {size} is not between --min-np and --max-np"));
+        return wrong(format!("-np {size} is below --min-np {min}: the job could not begin"));
+    }
+    if let (Some(size), Some(max)) = (size, max)
+        && size > max
+    {
+        return wrong(format!("-np {size} is above --max-np {max}"));
     }
     if min == Some(0) || slots == Some(0) {
         return wrong("--min-np and --slots-per-host are at least 1".into());
@@ -357,7 +362,7 @@ mod tests {
             ("-np 3 -H a:2 x", "Requested more processes (3) than there are available slots (2)"),
             ("--host-discovery-script s x", "begin with"),
             ("-np 4 --min-np 2 -H a:2 x", "Requested more processes (4) than there are available slots (2)"),
-            ("-np 1 --min-np 2 x", "not between"),
+            ("-np 1 --min-np 2 x", "-np 1 is below --min-np 2"),
             ("--min-np 3 --max-np 2 x", "above"),
             ("-np 2 --blacklist-cooldown-range 0 5 x", "from 1 to 3600"),
             ("-np 2 --start-timeout soon x", "--start-timeout"),

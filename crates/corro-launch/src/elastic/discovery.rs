@@ -133,7 +133,13 @@ impl Seeker {
             std::thread::sleep(LOOK);
         };
         if !status.success() {
-            return Err(Error::io("running it", status));
+            // What a shell means by them.
+            let advice = match status.code() {
+                Some(126) => "; may it be executed? (chmod +x)",
+                Some(127) => "; is it there, and what its first line names?",
+                _ => "",
+            };
+            return Err(Error::io("running it", format!("{status}{advice}")));
         }
         while !reader.is_finished() {
             if Instant::now() >= until || self.stop.load(Ordering::Acquire) {

@@ -3,11 +3,10 @@
 //! Owns the agents of hosts, which come and go, the desk at which workers talk to it, the store for what the starter of the
 //! job wants to give and get, and the machine. Decides nothing about membership itself.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
+mod agents;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::ffi::OsStrExt;
-use std::process::Command;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -18,19 +17,18 @@ use corro_membership::message::{MAX_TO_DRIVER, ToDriver};
 use corro_membership::{Exit, Input, Machine, Output as Decision, Verdict, WorkerId};
 use corro_transport::desk::{Desk, Heard};
 use corro_transport::secret::Secret;
-use corro_transport::{nic, store};
-use serde_bytes::ByteBuf;
+use corro_transport::store;
 
+use self::agents::Agent;
 use super::discovery::Discovery;
 use super::{Elastic, Hosts};
-use crate::agent::message::{Ending, Order, Report, Start};
-use crate::agent::{self, BEAT};
+use crate::agent::BEAT;
+use crate::agent::message::{Ending, Order, Report};
 use crate::course::Failure;
 use crate::hosts::Host;
-use crate::job::{GOODBYE, LAUNCHER_PATIENCE, Outcome, start_store};
-use crate::leash::{Event, Leash, SharedOutput, lock_soon};
+use crate::job::{Outcome, start_store};
+use crate::leash::{Event, SharedOutput, lock_soon};
 use crate::output::Output;
-use crate::variables::{self, Common};
 use crate::{remote, worker};
 
 /// How often the machine looks at the clock when nothing happens.
@@ -48,21 +46,6 @@ pub(super) fn key(host: &Host) -> String {
     }
 }
 
-/// An agent of a host. A host that comes back gets a new one.
-struct Agent {
-    host: String,
-    local: bool,
-    leash: Leash,
-    started: Instant,
-    heard: Instant,
-    /// Whether it has said hello, and the launcher's address as it sees it.
-    greeted: bool,
-    caller: Option<IpAddr>,
-    /// What it is to start once it has said hello.
-    waiting: Vec<WorkerId>,
-    over: bool,
-}
-
 pub(super) struct Driver<'a> {
     elastic: &'a Elastic,
     secret: Secret,
@@ -76,6 +59,8 @@ pub(super) struct Driver<'a> {
     begin: Instant,
     /// Hosts as they were last discovered, and whether each is this one.
     hosts: BTreeMap<String, (Host, bool)>,
+    /// Those of them that are in the last list.
+    listed: BTreeSet<String>,
     agents: Vec<Agent>,
     /// The agent of each worker that may be there.
     workers: BTreeMap<WorkerId, usize>,
@@ -128,6 +113,7 @@ impl<'a> Driver<'a> {
             machine: Machine::new(elastic.rules.clone(), Duration::ZERO),
             begin,
             hosts: BTreeMap::new(),
+            listed: BTreeSet::new(),
             agents: Vec::new(),
             workers: BTreeMap::new(),
             size: 0,
@@ -187,8 +173,10 @@ impl<'a> Driver<'a> {
             Event::Membership(Heard::Gone(link, why)) => self.note(Input::Lost(link, why)),
             Event::Hosts(found) => {
                 let list = found.iter().map(|(h, _)| fleet::Host { name: key(h), slots: h.slots }).collect();
+                self.listed = found.iter().map(|(h, _)| key(h)).collect();
                 self.hosts.extend(found.into_iter().map(|(host, local)| (key(&host), (host, local))));
-                self.note(Input::Hosts(list))
+                self.note(Input::Hosts(list))?;
+                self.leave_empty_hosts()
             }
             Event::NoHosts(why) => {
                 let decisions = self.machine.stop(&why);
@@ -214,6 +202,9 @@ impl<'a> Driver<'a> {
     }
 
     fn report(&mut self, at: usize, report: Report) -> Result<()> {
+        if self.agents[at].over {
+            return Ok(());
+        }
         self.agents[at].heard = Instant::now();
         match report {
             Report::Hello { release, caller } => {
@@ -238,7 +229,8 @@ impl<'a> Driver<'a> {
                     Ending::Signal(_) => format!("was killed by {ending}"),
                 };
                 let by_signal = matches!(ending, Ending::Signal(_));
-                self.note(Input::Exited(rank as WorkerId, Exit { code: ending.code(), by_signal, words }))
+                self.note(Input::Exited(rank as WorkerId, Exit { code: ending.code(), by_signal, words }))?;
+                self.leave_empty_hosts()
             }
             Report::NotStarted { rank, code, cause } => {
                 self.workers.remove(&(rank as WorkerId));
@@ -319,154 +311,6 @@ impl<'a> Driver<'a> {
         self.workers.insert(worker, at);
         self.agents[at].waiting.push(worker);
         if self.agents[at].greeted { self.launch_waiting(at) } else { Ok(()) }
-    }
-
-    fn start_agent(&mut self, name: &str) -> Result<usize> {
-        let job = &self.elastic.job;
-        let Some((host, local)) = self.hosts.get(name).cloned() else {
-            return Err(Error::Bug(format!("a worker for {name}, which was never discovered")));
-        };
-        let command = if local {
-            let mut command = Command::new(&job.agent[0]);
-            command.args(&job.agent[1..]);
-            command
-        } else {
-            remote::agent_command(&job.remote, &host, &job.agent, job.start_timeout)
-        };
-        if job.verbose {
-            self.say(&format!("corro: reaching {name}"));
-        }
-        let at = self.agents.len();
-        let leash = Leash::start(command, at, &self.sender, &self.output)?;
-        let now = Instant::now();
-        let host = name.to_owned();
-        self.agents.push(Agent {
-            host,
-            local,
-            leash,
-            started: now,
-            heard: now,
-            greeted: false,
-            caller: None,
-            waiting: Vec::new(),
-            over: false,
-        });
-        Ok(at)
-    }
-
-    /// An agent has said hello: it is told what will be started there, and then what is.
-    fn begin_at(&mut self, at: usize) -> Result<()> {
-        let job = &self.elastic.job;
-        let bytes = |text: &OsString| ByteBuf::from(text.as_bytes());
-        let start = Start {
-            directory: ByteBuf::from(job.directory.as_os_str().as_bytes()),
-            command: job.command.iter().map(bytes).collect(),
-            environment: agent::passed_on(std::env::vars_os()).iter().map(|(n, v)| (bytes(n), bytes(v))).collect(),
-            ranks: Vec::new(),
-            silence_ms: (!self.agents[at].local).then_some((job.host_timeout * LAUNCHER_PATIENCE).as_millis() as u64),
-            orphan_ms: Some(self.elastic.orphan_time.as_millis() as u64),
-        };
-        self.agents[at].leash.order(&Order::Start(start))?;
-        self.launch_waiting(at)
-    }
-
-    fn launch_waiting(&mut self, at: usize) -> Result<()> {
-        let job = &self.elastic.job;
-        let common = Common {
-            rendezvous: self.reachable(at, self.store.addresses()?)?,
-            secret: self.secret.to_hex(),
-            tls: job.tls,
-            interfaces: job.interfaces.clone(),
-            settings: job.variables.clone(),
-        };
-        let driver = self.reachable(at, self.desk.addresses()?)?;
-        for worker in std::mem::take(&mut self.agents[at].waiting) {
-            let own = variables::of_worker(&common, worker, &driver, &self.agents[at].host);
-            self.agents[at].leash.order(&Order::Launch { rank: worker as usize, own })?;
-        }
-        Ok(())
-    }
-
-    /// Addresses of ours as the agent's host can use them. Those that lead nowhere do no harm: workers try them all, and
-    /// whoever answers must prove the secret.
-    fn reachable(&self, at: usize, mut addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>> {
-        let job = &self.elastic.job;
-        if !job.interfaces.is_empty() {
-            let chosen = nic::addresses(Some(&job.interfaces))?;
-            addresses.retain(|a| a.ip().is_loopback() || chosen.iter().any(|n| n.address == a.ip()));
-        } else if let (Some(ip), Some(first)) = (self.agents[at].caller, addresses.first().copied()) {
-            // The address by which the other host sees us is known to work, at least for ssh.
-            let seen = SocketAddr::new(ip, first.port());
-            addresses.retain(|a| *a != seen);
-            addresses.insert(0, seen);
-        }
-        if self.agents[at].local {
-            addresses.sort_by_key(|a| !a.ip().is_loopback());
-        }
-        Ok(addresses)
-    }
-
-    fn beat_and_listen(&mut self, now: Instant) -> Result<()> {
-        let job = &self.elastic.job;
-        let mut lost = Vec::new();
-        if now >= self.last_beat + BEAT * 5 {
-            // We were stopped; that is no silence of the hosts.
-            for agent in &mut self.agents {
-                agent.heard = now;
-            }
-        }
-        for (at, agent) in self.agents.iter_mut().enumerate().filter(|(_, a)| !a.over) {
-            if !agent.greeted && now >= agent.started + job.start_timeout {
-                let limit = job.start_timeout.as_secs_f64();
-                lost.push((
-                    at,
-                    format!(
-                        "Timed out waiting for its agent to answer. Timeout after {limit} seconds (--start-timeout)"
-                    ),
-                ));
-            }
-            if agent.local || !agent.greeted {
-                continue;
-            }
-            agent.leash.order(&Order::Beat)?;
-            if agent.leash.is_showing() {
-                // We do not listen to it now, because nobody reads what we show: that is no silence of the host.
-                agent.heard = now;
-            }
-            if now >= agent.heard + job.host_timeout {
-                lost.push((at, format!("nothing was heard from it for {:?} (--host-timeout)", job.host_timeout)));
-            }
-        }
-        lost.into_iter().try_for_each(|(at, why)| self.lose_host(at, &why))
-    }
-
-    fn lose_host(&mut self, at: usize, why: &str) -> Result<()> {
-        let agent = &mut self.agents[at];
-        agent.over = true;
-        // Should it still be there, it ends what it has started.
-        agent.leash.release(Duration::ZERO);
-        let host = agent.host.clone();
-        self.workers.retain(|_, a| *a != at);
-        if self.kill_at.is_some() {
-            return Ok(());
-        }
-        self.note(Input::HostLost(host, why.to_owned()))
-    }
-
-    fn why_silent(&mut self, at: usize, reason: Option<String>) -> String {
-        let agent = &mut self.agents[at];
-        let status = agent.leash.status(GOODBYE);
-        let words = agent.leash.last_words(GOODBYE);
-        let last = words.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>();
-        let mut text = last[last.len().saturating_sub(3)..].join(" | ");
-        if text.is_empty() {
-            let how = status.map_or_else(|| "it closed the connection".to_owned(), |s| format!("it ended with {s}"));
-            text = reason.unwrap_or(how);
-        }
-        match remote::advice(&agent.host, &words) {
-            Some(advice) if !agent.local => format!("its agent is gone: {text} ({advice})"),
-            _ => format!("its agent is gone: {text}"),
-        }
     }
 
     fn interrupt(&mut self, signal: i32) -> Result<()> {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
+pub(crate) mod elastic;
 pub(crate) mod netns;
 
 use std::ffi::OsStr;
@@ -17,6 +18,11 @@ pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(90);
 /// The program under test.
 pub(crate) fn corro() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_corro"))
+}
+
+/// A program of `examples/`.
+pub(crate) fn example(name: &str) -> String {
+    corro().with_file_name("examples").join(name).display().to_string()
 }
 
 /// A folder of this test run, removed when dropped.
@@ -129,6 +135,19 @@ pub(crate) fn wait_until(what: &str, limit: Duration, mut done: impl FnMut() -> 
         assert!(Instant::now() < until, "waited {limit:?} in vain until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// `count` moments below `limit`, by a seed that is told; `CORRO_TEST_SEED` gives another.
+#[expect(clippy::disallowed_methods, reason = "a knob of the tests alone")]
+pub(crate) fn moments(count: usize, limit: u64) -> Vec<String> {
+    let seed = std::env::var("CORRO_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    eprintln!("the moments come from CORRO_TEST_SEED={seed}");
+    let mut state: u64 = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % limit
+    };
+    (0..count).map(|_| next().to_string()).collect()
 }
 
 /// `corro run` with these words.

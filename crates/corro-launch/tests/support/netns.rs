@@ -189,6 +189,14 @@ impl Hosts {
         ))
     }
 
+    /// A program on a host, without ssh.
+    pub(crate) fn on(&self, at: usize, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[at], program]);
+        super::clean(&mut command);
+        command
+    }
+
     /// `corro run` on the first host, with `words` behind the flags for ssh.
     pub(crate) fn run_command(&self, words: &[&str]) -> Command {
         self.command("run", words)
@@ -215,6 +223,30 @@ impl Hosts {
     /// Cuts the link of a host, or mends it.
     pub(crate) fn link(&self, at: usize, state: &str) {
         must(&["ip", "-n", &self.switch, "link", "set", &format!("port{at}"), state]).unwrap();
+    }
+
+    /// The processes of a host, beyond its sshd.
+    pub(crate) fn processes(&self, at: usize) -> Vec<i32> {
+        let out = Command::new("ip").args(["netns", "pids", &self.names[at]]).output().unwrap();
+        let name = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let pids = String::from_utf8_lossy(&out.stdout).into_owned();
+        let pids = pids.split_whitespace().filter_map(|p| p.parse().ok());
+        pids.filter(|pid| !name(pid).is_empty() && !name(pid).starts_with("sshd")).collect()
+    }
+
+    pub(crate) fn wait_until_empty(&self, at: usize, limit: Duration) {
+        let what = format!("nothing is left on {} ({:?})", Self::address(at), self.processes(at));
+        wait_until(&what, limit, || self.processes(at).is_empty());
+    }
+
+    /// The host is gone from one moment to the next, with everything on it.
+    pub(crate) fn crash(&mut self, at: usize) {
+        // First the link: nobody can say goodbye.
+        self.link(at, "down");
+        let out = Command::new("ip").args(["netns", "pids", &self.names[at]]).output().unwrap();
+        for pid in String::from_utf8_lossy(&out.stdout).split_whitespace().filter_map(|p| p.parse().ok()) {
+            kill(pid, "KILL");
+        }
     }
 
     /// What passes the switch while `during` runs, as raw bytes.

@@ -176,6 +176,21 @@ impl Machine {
         self.tell_seated(&change);
     }
 
+    /// Tells the user of workers that wait for nothing but the loss of another: only then is a loss filled at once.
+    pub(super) fn tell_of_spares(&mut self) {
+        if self.rules.spares == 0 || self.finishing || self.epoch.as_ref().is_none_or(|e| e.over.is_some()) {
+            return;
+        }
+        let wanted: BTreeSet<WorkerId> = self.choose(true).iter().map(|c| c.worker).collect();
+        for (id, worker) in &mut self.workers {
+            let waits = worker.state == State::Waiting && worker.link.is_some() && !wanted.contains(id);
+            if waits && !std::mem::replace(&mut worker.spare, true) {
+                self.out
+                    .push(Output::Say(format!("worker {id} on {} is ready to take a lost one's place", worker.host)));
+            }
+        }
+    }
+
     pub(super) fn start_workers(&mut self, now: Time) {
         if !self.rules.supply || self.finishing {
             return;
@@ -234,10 +249,16 @@ impl Machine {
             let last =
                 self.failed.as_ref().map_or_else(String::new, |(id, exit)| format!("; worker {id} {}", exit.words));
             let minimum = if self.epoch.is_none() { "to start (-np)" } else { "to go on (--min-np)" };
+            let slots = self.fleet.usable_slots();
+            let room = match (self.rules.supply, self.hosts_known) {
+                (false, _) => String::new(),
+                (true, false) => "; no list of hosts has come".to_owned(),
+                (true, true) => format!("; there are {slots} usable slots on the hosts in the list"),
+            };
             let failed = self.failed.take();
             self.end(
                 false,
-                format!("{living} processes are left of the {need} it takes {minimum}: {when}{last}"),
+                format!("{living} processes are left of the {need} it takes {minimum}: {when}{room}{last}"),
                 failed,
             );
         }

@@ -158,6 +158,7 @@ impl Machine {
             blamed: None,
             done: false,
             told: String::new(),
+            spare: false,
         };
         self.workers.insert(id, worker);
     }

@@ -45,7 +45,12 @@ impl Machine {
     }
 
     pub(super) fn host_lost(&mut self, host: &str, why: &str, now: Time) {
-        let text = self.fleet.blacklist(host, why, now);
+        let text = if self.fleet.is_listed(host) {
+            self.fleet.blacklist(host, why, now)
+        } else {
+            // It was to leave anyway, and may come back one day.
+            format!("host {host} is gone, which was not in the list of hosts any more: {why}")
+        };
         self.out.push(Output::Say(text));
         let there: Vec<WorkerId> = self.workers.iter().filter(|(_, w)| w.host == host).map(|(id, _)| *id).collect();
         for id in there {
