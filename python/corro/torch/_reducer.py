@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import weakref
@@ -94,7 +95,9 @@ class Reducer:
         for p in parameters:
             if p.requires_grad and p not in self._passes_left:
                 self._passes_left[p] = self.passes
-                self._hooks.append(p.register_post_accumulate_grad_hook(self._on_gradient))
+                hook = functools.partial(_on_gradient, weakref.ref(self))
+                self._hooks.append(p.register_post_accumulate_grad_hook(hook))
+        weakref.finalize(self, _remove, self._hooks)
         # In an elastic job, ranks make their optimizers at different times, and this takes them all.
         wanted = flag("SHARED_GRADIENTS") and not flag("ELASTIC")
         if wanted and self._compression is NoneCompressor and not self._sparse_as_dense:
@@ -151,7 +154,8 @@ class Reducer:
             self._checks = None
         self.synchronized = True
 
-    def _on_gradient(self, p: torch.Tensor) -> None:
+    def on_gradient(self, p: torch.Tensor) -> None:
+        """A backward pass has made this parameter's gradient."""
         if self._outlived:
             self._begin_anew()
         left = self._passes_left[p] - 1
@@ -244,6 +248,18 @@ class Reducer:
         self._ready.clear()
         for p in self._passes_left:
             self._passes_left[p] = self.passes
+
+
+def _on_gradient(reducer: weakref.ref[Reducer], p: torch.Tensor) -> None:
+    """The hook of a parameter. It does not keep the optimizer alive: one that is gone has no gradients to reduce."""
+    alive = reducer()
+    if alive is not None:
+        alive.on_gradient(p)
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _outlive() -> None:

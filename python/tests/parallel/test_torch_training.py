@@ -196,6 +196,20 @@ def test_mistakes_with_the_optimizer_are_caught():
     optimizer.zero_grad()
 
 
+def test_another_optimizer_for_the_same_model():
+    net = model()
+    for _ in range(2):
+        # The one before is gone, and its hooks with it.
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(net, hvd.rank()).backward()
+            optimizer.step()
+    del optimizer
+    loss_of(net, hvd.rank()).backward()
+    loss_of(net, hvd.rank()).backward()
+
+
 def test_wrong_arguments_of_the_optimizer():
     net = model()
 
