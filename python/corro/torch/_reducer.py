@@ -61,7 +61,9 @@ class Reducer:
         self._numbers = numbers
         self._passes_left: dict[torch.Tensor, int] = {}
         self._in_flight: dict[torch.Tensor, int | Finish] = {}
+        self._watching = False
         self._hooks: list[Any] = []
+        weakref.finalize(self, _remove, self._hooks)
         self._groups = groups
         self._group_of = self._grouped()
         self._ready: dict[tuple[torch.Tensor, ...], set[torch.Tensor]] = {}
@@ -92,18 +94,28 @@ class Reducer:
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Has the gradients of these parameters reduced from now on."""
-        for p in parameters:
-            if p.requires_grad and p not in self._passes_left:
-                self._passes_left[p] = self.passes
-                hook = functools.partial(_on_gradient, weakref.ref(self))
-                self._hooks.append(p.register_post_accumulate_grad_hook(hook))
-        weakref.finalize(self, _remove, self._hooks)
+        self._watching = True
+        self._hook(p for p in parameters if p.requires_grad)
         # In an elastic job, ranks make their optimizers at different times, and this takes them all.
         wanted = flag("SHARED_GRADIENTS") and not flag("ELASTIC")
         if wanted and self._compression is NoneCompressor and not self._sparse_as_dense:
             # In the order of groups: then what is reduced together lies together.
             inside = [p for group in dict.fromkeys(self._group_of.values()) for p in group if p in self._passes_left]
             self._shared = dict(zip(inside, share_gradients(inside, self._process_set), strict=False))
+
+    def watch_new(self, named: Iterable[tuple[torch.Tensor, str]]) -> None:
+        """Adds what has come to the optimizer since, or is trained only now: all ranks find the same, at the same step."""
+        if self._watching:
+            new = {p: name for p, name in named if p.requires_grad and p not in self._passes_left}
+            self._names = {**new, **self._names}
+            self._hook(new)
+
+    def _hook(self, parameters: Iterable[torch.Tensor]) -> None:
+        for p in parameters:
+            if p not in self._passes_left:
+                self._passes_left[p] = self.passes
+                hook = functools.partial(_on_gradient, weakref.ref(self))
+                self._hooks.append(p.register_post_accumulate_grad_hook(hook))
 
     def keep_shared(self) -> None:
         """Zeros the gradients that live in shared memory, where others would be dropped."""

@@ -247,6 +247,28 @@ def test_parameters_without_a_gradient_and_frozen_ones():
     assert all(state == states[0] for state in states)
 
 
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+@pytest.mark.parametrize("named", [False, True])
+def test_parameters_that_are_trained_later(named, op):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    net[0].requires_grad_(False)
+    first = nn.Sequential(net[0], net[1])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(first.parameters(), lr=0.1), first.named_parameters() if named else None, op=getattr(hvd, op)
+    )
+    for step in range(4):
+        if step == 1:
+            net[0].requires_grad_(True)
+        if step == 2:
+            optimizer.add_param_group({"params": list(net[2].parameters())})
+        optimizer.zero_grad()
+        loss_of(net, hvd.rank()).backward()
+        optimizer.step()
+    states = hvd.allgather_object({name: p.tolist() for name, p in net.state_dict().items()})
+    assert all(state == states[0] for state in states)
+
+
 @pytest.mark.parametrize("sparse_as_dense", [False, True])
 def test_sparse_gradients(sparse_as_dense):
     torch.manual_seed(1)
