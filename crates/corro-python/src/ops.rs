@@ -6,6 +6,7 @@ use corro_core::{Buffer, DType, Error, ReduceOp, Result, Shape};
 use corro_engine::{Device, Kind, Outcome, Output as Place, Submission, Ticket};
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::error::{exception, unregistered};
 use crate::gate::{Signals, outside};
@@ -14,8 +15,40 @@ use crate::job::engine;
 use crate::names;
 use crate::output::Output;
 
-/// Address, shape, dtype, device: what a front says about a tensor.
-type View = (usize, Vec<usize>, u8, i32);
+/// What a front says about a tensor: a tuple of address, shape, dtype, device.
+struct View {
+    address: usize,
+    shape: Vec<usize>,
+    dtype: u8,
+    device: i32,
+}
+
+impl<'py> FromPyObject<'_, 'py> for View {
+    type Error = PyErr;
+
+    fn extract(view: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (address, shape, dtype, device): (usize, Bound<'py, PyAny>, u8, i32) = view.extract()?;
+        // Shapes are tuples (torch's have a class of their own), which are read faster than sequences of any kind.
+        let shape = match shape.cast::<PyTuple>() {
+            Ok(tuple) => tuple.iter_borrowed().map(Borrowed::extract).collect::<PyResult<_>>()?,
+            Err(_) => shape.extract()?,
+        };
+        Ok(Self { address, shape, dtype, device })
+    }
+}
+
+/// Where the result goes: the address of a tensor of the same shape, or of the same tensor. `None` where the engine
+/// allocates it.
+fn place(view: &Bound<'_, PyAny>, output: Option<&Bound<'_, PyAny>>) -> PyResult<(View, Option<usize>)> {
+    let given: View = view.extract()?;
+    let to = match output {
+        // The very same object: what it says has been read.
+        Some(output) if output.is(view) => Some(given.address),
+        Some(output) => Some(output.extract::<View>()?.address),
+        None => None,
+    };
+    Ok((given, to))
+}
 
 /// What is to be done, apart from the tensor.
 struct Wanted<'a> {
@@ -52,15 +85,15 @@ impl Wanted<'_> {
 }
 
 /// A tensor with all it takes to submit it. `output` is None where the engine allocates the result.
-fn submission(set: u32, name: String, kind: Kind, view: View, output: Option<&View>) -> Result<Submission> {
-    let (address, shape, dtype, device) = view;
+fn submission(set: u32, name: String, kind: Kind, view: View, output: Option<usize>) -> Result<Submission> {
+    let View { address, shape, dtype, device } = view;
     let dtype = DType::from_id(dtype).ok_or_else(|| Error::Bug(format!("there is no dtype {dtype}")))?;
     let shape = Shape(shape);
     let device = u32::try_from(device).map_or(Device::Cpu, Device::Gpu);
     let bytes = shape.bytes(dtype)?;
     let (input, output) = match output {
-        Some((to, ..)) if *to == address => (None, Place::InPlace(buffer(address, bytes))),
-        Some((to, ..)) => (Some(buffer(address, bytes)), Place::InPlace(buffer(*to, bytes))),
+        Some(to) if to == address => (None, Place::InPlace(buffer(address, bytes))),
+        Some(to) => (Some(buffer(address, bytes)), Place::InPlace(buffer(to, bytes))),
         None => (Some(buffer(address, bytes)), Place::None),
     };
     Ok(Submission { set, name, kind, dtype, shape, device, input, output })
@@ -81,8 +114,8 @@ fn buffer(address: usize, bytes: usize) -> Buffer {
 pub(crate) fn run(
     py: Python<'_>,
     kind: &str,
-    view: View,
-    output: Option<View>,
+    view: &Bound<'_, PyAny>,
+    output: Option<&Bound<'_, PyAny>>,
     set_id: Option<u32>,
     name: Option<&str>,
     op: u8,
@@ -93,12 +126,13 @@ pub(crate) fn run(
 ) -> PyResult<Option<Output>> {
     let engine = engine(py)?;
     let set = set_id.ok_or_else(|| unregistered(py))?;
+    let (view, output) = place(view, output)?;
     let allocated = output.is_none();
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
     let name = names::of_one(set, kind, name);
     let outcome = wait_for_run(py, move |signals| {
         let Some(name) = handles::name_to_wait_with(name, signals) else { return Ok(Err(None)) };
-        let submission = submission(set, name, wanted.kind()?, view, output.as_ref())?;
+        let submission = submission(set, name, wanted.kind()?, view, output)?;
         Ok(engine.run_while(submission, &mut || signals.go_on())?.map_err(Some))
     })?;
     Ok(allocated.then(|| Output::new(outcome)))
@@ -129,8 +163,8 @@ fn wait_for_run(
 pub(crate) fn submit(
     py: Python<'_>,
     kind: &str,
-    view: View,
-    output: Option<View>,
+    view: &Bound<'_, PyAny>,
+    output: Option<&Bound<'_, PyAny>>,
     set_id: Option<u32>,
     name: Option<&str>,
     keep: Py<PyAny>,
@@ -147,8 +181,9 @@ pub(crate) fn submit(
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
     let name = names::of_one(set, kind, name);
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
-    let submit = move |name| Ok(vec![engine.submit(submission(set, name, kind, view, output.as_ref())?)?]);
-    handles::submit(py, Pending { results: Results::One(result), keep, complete }, name, Box::new(submit))
+    let (view, output) = place(view, output)?;
+    let submit = move |name| Ok(vec![engine.submit(submission(set, name, kind, view, output)?)?]);
+    handles::submit(py, Pending::new(Results::One(result), keep, complete), name, Box::new(submit))
 }
 
 #[pyfunction]
@@ -157,8 +192,8 @@ pub(crate) fn submit(
 pub(crate) fn submit_group(
     py: Python<'_>,
     kind: &str,
-    views: Vec<View>,
-    outputs: Option<Vec<View>>,
+    views: Vec<Bound<'_, PyAny>>,
+    outputs: Option<Vec<Bound<'_, PyAny>>>,
     set_id: Option<u32>,
     name: Option<&str>,
     keep: Py<PyAny>,
@@ -177,19 +212,20 @@ pub(crate) fn submit_group(
     let wanted = Wanted { kind, op, prescale, postscale, root: 0, splits: Vec::new() };
     let group = names::of_group(set, kind, name);
     let mut outputs = outputs.into_iter().flatten();
+    let places = views.into_iter().map(|view| place(&view, outputs.next().as_ref())).collect::<PyResult<Vec<_>>>()?;
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
     let submit = move |group: String| {
-        let submissions = views
+        let submissions = places
             .into_iter()
             .enumerate()
-            .map(|(i, view)| {
+            .map(|(i, (view, output))| {
                 let name = format!("{group}_{}of{count}", i + 1);
-                submission(set, name, kind.clone(), view, outputs.next().as_ref())
+                submission(set, name, kind.clone(), view, output)
             })
             .collect::<Result<Vec<_>>>()?;
         engine.submit_group(submissions)
     };
-    handles::submit(py, Pending { results: Results::Group(results), keep, complete }, group, Box::new(submit))
+    handles::submit(py, Pending::new(Results::Group(results), keep, complete), group, Box::new(submit))
 }
 
 #[pyfunction]

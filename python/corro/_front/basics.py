@@ -12,6 +12,32 @@ from corro import _native
 from corro._environment import flag
 from corro._front import process_sets as sets
 
+# What every front offers under the same name.
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
 # Called once, before this process first waits for a place in an elastic job.
 _before_waiting: list[Callable[[], None]] = []
 # Called after every shutdown; an elastic restart must not meet anything of the run before.

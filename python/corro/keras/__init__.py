@@ -13,30 +13,8 @@ except ImportError as error:
     ) from error
 
 from corro._front.arguments import Adasum, Average, Sum
-from corro._front.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lists them
+from corro._front.basics import __all__ as _basic_names
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._keras import manners, saving
@@ -55,7 +33,8 @@ _values = Values(_keras, _keras.ops.convert_to_tensor)
 Compression = _backend.Compression
 manners.quiet_progress_bar(_keras)
 
-__all__ = [
+__all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
+    *_basic_names,
     "Adasum",
     "Average",
     "Compression",
@@ -69,32 +48,10 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_object",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
 
 

@@ -29,26 +29,15 @@ from corro._front.arguments import (
     rows_to_send,
     scatter_reduction,
 )
-from corro._front.basics import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lists them
+from corro._front.basics import __all__ as _basic_names
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro._front.waiting import barrier, join, poll, synchronize
 from corro._native import Output
 
-__all__ = [
+__all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
+    *_basic_names,
     "Adasum",
     "Average",
     "HorovodInternalError",
@@ -73,29 +62,17 @@ __all__ = [
     "broadcast_",
     "broadcast_async_",
     "broadcast_object",
-    "cross_rank",
-    "cross_size",
     "global_process_set",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
     "shared_empty",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
 
@@ -276,7 +253,7 @@ def broadcast(
     array: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Root's array on every rank. The others may pass None: they learn shape and dtype from the root."""
-    is_root = rank() == root_rank
+    is_root = _native.rank() == root_rank
     source = _readable(array) if is_root else None
     described = (source.shape, source.dtype) if source is not None else None
     shape, dtype = broadcast_object(described, root_rank, f"{name or 'array'}.shape", process_set)
@@ -290,7 +267,7 @@ def _check_like(array: Array, shape: tuple[int, ...], dtype: Any, root_rank: int
     if array.shape != shape or array.dtype != dtype:
         raise HorovodInternalError(
             f"Mismatched BROADCAST tensor shapes or data types: root rank {root_rank} sends {dtype} {list(shape)}, "
-            f"but rank {rank()} expects {array.dtype} {list(array.shape)}. Pass None to take what root sends."
+            f"but rank {_native.rank()} expects {array.dtype} {list(array.shape)}. Pass None to take what root sends."
         )
 
 

@@ -12,32 +12,10 @@ from typing import Any
 import tensorflow as tf
 
 from corro._errors import HorovodInternalError
-from corro._front import arguments
+from corro._front import arguments, basics
 from corro._front.arguments import Adasum, Average, Max, Min, Product, Sum
-from corro._front.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lists them
+from corro._front.basics import __all__ as _basic_names
 from corro._front.process_sets import (
     ProcessSet,
     add_process_set,
@@ -52,7 +30,8 @@ from corro.tensorflow.util import as_it_is, is_keras_variable
 # A process set, its number, or a scalar int32 tensor with the number, which is read when the operation runs.
 AnySet = Any
 
-__all__ = [
+__all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
+    *_basic_names,
     "Adasum",
     "Average",
     "HorovodInternalError",
@@ -67,40 +46,18 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
-    "ccl_built",
     "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "gpu_available",
     "grouped_allgather",
     "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]
 
 
@@ -114,7 +71,7 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
-    return bool(cuda_built() or rocm_built())
+    return bool(basics.cuda_built() or basics.rocm_built())
 
 
 def _normalize_name(name: str) -> str:

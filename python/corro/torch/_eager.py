@@ -14,23 +14,28 @@ import torch
 from corro._errors import HorovodInternalError
 from corro._front.process_sets import ProcessSet
 from corro._native import run, submit, submit_group
-from corro.torch._tensors import from_output, host, put_back, to_device, view, with_splits
+from corro.torch._tensors import from_output, host, place, put_back, to_device, view, with_splits
 
 
 def in_place(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> torch.Tensor:
     """The result replaces the tensor's elements."""
+    here = place(tensor)
+    if here is not None:
+        run(kind, here, here, process_set.process_set_id, name, *numbers)
+        return tensor
     home = host(tensor)
-    place = view(home)
-    run(kind, place, place, process_set.process_set_id, name, *numbers)
-    return tensor if home is tensor else put_back((tensor, home))
+    there = view(home)
+    run(kind, there, there, process_set.process_set_id, name, *numbers)
+    return put_back((tensor, home))
 
 
 def in_place_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
+    here = place(tensor)
+    if here is not None:
+        return submit(kind, here, here, process_set.process_set_id, name, tensor, tensor, None, *numbers)
     home = host(tensor)
-    place = view(home)
-    if home is tensor:
-        return submit(kind, place, place, process_set.process_set_id, name, tensor, tensor, None, *numbers)
-    return submit(kind, place, place, process_set.process_set_id, name, home, (tensor, home), put_back, *numbers)
+    there = view(home)
+    return submit(kind, there, there, process_set.process_set_id, name, home, (tensor, home), put_back, *numbers)
 
 
 def into_new(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> torch.Tensor:
@@ -82,10 +87,15 @@ def alltoall_async(
 def group_in_place_async(
     kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet, name: str | None, *numbers: Any
 ) -> int:
+    set_id = process_set.process_set_id
+    here = [found for tensor in tensors if (found := place(tensor)) is not None]
+    if len(here) == len(tensors):
+        tensors = list(tensors)
+        return submit_group(kind, here, here, set_id, name, tensors, tensors, None, *numbers)
     homes = _hosts(tensors)
     places = [view(home) for home in homes]
     results = list(zip(tensors, homes, strict=True))
-    return submit_group(kind, places, places, process_set.process_set_id, name, homes, results, put_back, *numbers)
+    return submit_group(kind, places, places, set_id, name, homes, results, put_back, *numbers)
 
 
 def group_into_new_async(
@@ -95,8 +105,11 @@ def group_into_new_async(
     results = [torch.empty_like(home) for home in homes]
     places = [view(home) for home in homes]
     outputs = [view(result) for result in results]
+    set_id = process_set.process_set_id
+    if tensors[0].is_cpu:
+        return submit_group(kind, places, outputs, set_id, name, homes, results, None, *numbers)
     pairs = list(zip(tensors, results, strict=True))
-    return submit_group(kind, places, outputs, process_set.process_set_id, name, homes, pairs, to_device, *numbers)
+    return submit_group(kind, places, outputs, set_id, name, homes, pairs, to_device, *numbers)
 
 
 def group_resized_async(

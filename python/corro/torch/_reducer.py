@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import weakref
@@ -60,7 +61,9 @@ class Reducer:
         self._numbers = numbers
         self._passes_left: dict[torch.Tensor, int] = {}
         self._in_flight: dict[torch.Tensor, int | Finish] = {}
+        self._watching = False
         self._hooks: list[Any] = []
+        weakref.finalize(self, _remove, self._hooks)
         self._groups = groups
         self._group_of = self._grouped()
         self._ready: dict[tuple[torch.Tensor, ...], set[torch.Tensor]] = {}
@@ -91,16 +94,28 @@ class Reducer:
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Has the gradients of these parameters reduced from now on."""
-        for p in parameters:
-            if p.requires_grad and p not in self._passes_left:
-                self._passes_left[p] = self.passes
-                self._hooks.append(p.register_post_accumulate_grad_hook(self._on_gradient))
+        self._watching = True
+        self._hook(p for p in parameters if p.requires_grad)
         # In an elastic job, ranks make their optimizers at different times, and this takes them all.
         wanted = flag("SHARED_GRADIENTS") and not flag("ELASTIC")
         if wanted and self._compression is NoneCompressor and not self._sparse_as_dense:
             # In the order of groups: then what is reduced together lies together.
             inside = [p for group in dict.fromkeys(self._group_of.values()) for p in group if p in self._passes_left]
             self._shared = dict(zip(inside, share_gradients(inside, self._process_set), strict=False))
+
+    def watch_new(self, named: Iterable[tuple[torch.Tensor, str]]) -> None:
+        """Adds what has come to the optimizer since, or is trained only now: all ranks find the same, at the same step."""
+        if self._watching:
+            new = {p: name for p, name in named if p.requires_grad and p not in self._passes_left}
+            self._names = {**new, **self._names}
+            self._hook(new)
+
+    def _hook(self, parameters: Iterable[torch.Tensor]) -> None:
+        for p in parameters:
+            if p not in self._passes_left:
+                self._passes_left[p] = self.passes
+                hook = functools.partial(_on_gradient, weakref.ref(self))
+                self._hooks.append(p.register_post_accumulate_grad_hook(hook))
 
     def keep_shared(self) -> None:
         """Zeros the gradients that live in shared memory, where others would be dropped."""
@@ -151,7 +166,8 @@ class Reducer:
             self._checks = None
         self.synchronized = True
 
-    def _on_gradient(self, p: torch.Tensor) -> None:
+    def on_gradient(self, p: torch.Tensor) -> None:
+        """A backward pass has made this parameter's gradient."""
         if self._outlived:
             self._begin_anew()
         left = self._passes_left[p] - 1
@@ -244,6 +260,18 @@ class Reducer:
         self._ready.clear()
         for p in self._passes_left:
             self._passes_left[p] = self.passes
+
+
+def _on_gradient(reducer: weakref.ref[Reducer], p: torch.Tensor) -> None:
+    """The hook of a parameter. It does not keep the optimizer alive: one that is gone has no gradients to reduce."""
+    alive = reducer()
+    if alive is not None:
+        alive.on_gradient(p)
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _outlive() -> None:

@@ -28,11 +28,23 @@ for _name, _number in (("uint16", 2), ("uint32", 11), ("uint64", 12)):
         DTYPES[getattr(torch, _name)] = _number
 
 
+_strided = torch.strided
+
+
 def host(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself if the engine can read it where it is, else a contiguous copy on the CPU."""
-    if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg():
+    if tensor.is_cpu and tensor.layout is _strided and tensor.is_contiguous() and not tensor.is_neg():
         return tensor
     return _staged(tensor)
+
+
+def place(tensor: torch.Tensor) -> View | None:
+    """The `view` of a tensor that the engine can use where it is; None if it takes a `host`. Every submit calls it."""
+    if tensor.is_cpu and tensor.layout is _strided and tensor.is_contiguous() and not tensor.is_neg():
+        dtype = DTYPES.get(tensor.dtype)
+        if dtype is not None:
+            return (tensor.data_ptr(), tensor.shape, dtype, CPU)
+    return None
 
 
 def _staged(tensor: torch.Tensor) -> torch.Tensor:

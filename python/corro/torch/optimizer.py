@@ -85,11 +85,7 @@ def _names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | N
     """A name for every parameter of the optimizer: ranks find each other's gradients by it."""
     ours = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
-        return {
-            p: f"allreduce.noname.{i}.{j}"
-            for i, group in enumerate(optimizer.param_groups)
-            for j, p in enumerate(group["params"])
-        }
+        return dict(_numbered(optimizer))
     named = list(named_parameters)
     if any(not isinstance(item, tuple) or len(item) != 2 for item in named):
         raise ValueError(
@@ -112,6 +108,13 @@ def _names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | N
             f"(shapes: {shapes}). Name all of them, or leave named_parameters out."
         )
     return {p: name_of[p] for p in ours}
+
+
+def _numbered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, str]]:
+    """The parameters of the optimizer, with names for those that have none."""
+    for i, group in enumerate(optimizer.param_groups):
+        for j, p in enumerate(group["params"]):
+            yield p, f"allreduce.noname.{i}.{j}"
 
 
 def _groups(groups: Any, parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -188,6 +191,7 @@ class _DistributedOptimizer(_Twin):
 
     def synchronize(self) -> None:
         """Waits until every gradient is reduced. To clip gradients: synchronize, clip, `step` in `skip_synchronize`."""
+        self._reducer.watch_new(_numbered(self))
         self._reducer.synchronize()
 
     @contextmanager
@@ -215,7 +219,7 @@ class _DistributedOptimizer(_Twin):
                     "optimizer.skip_synchronize(): optimizer.step()`.",
                     stacklevel=2,
                 )
-            reducer.synchronize()
+            self.synchronize()
         reducer.synchronized = False
         return super().step(closure if closure is None else self._reduced(closure))
 
@@ -225,7 +229,7 @@ class _DistributedOptimizer(_Twin):
         def run() -> Any:
             loss = closure()
             if self._reducer.pending and not self._skip:
-                self._reducer.synchronize()
+                self.synchronize()
                 self._reducer.synchronized = False
             return loss
 
@@ -248,10 +252,10 @@ class _AdasumOptimizer(_Twin):
     _compression: Any
 
     def _distribute(self, names: Names, compression: Any) -> None:
-        self._named = {p: name for p, name in names.items() if p.requires_grad}
+        self._named = names
         self._compression = compression
-        for p in self._named:
-            if p.grad is None:
+        for p in names:
+            if p.requires_grad and p.grad is None:
                 p.grad = torch.zeros_like(p)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -266,13 +270,14 @@ class _AdasumOptimizer(_Twin):
         yield  # a context manager by its signature
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        starts = {p: p.detach().clone() for p in self._named}
+        self._named = {**dict(_numbered(self)), **self._named}
+        starts = {p: p.detach().clone() for p in self._named if p.requires_grad}
         loss = super().step(closure)
         with torch.no_grad():
             flying = []
-            for p, name in self._named.items():
-                packed, context = self._compression.compress(p.detach() - starts[p])
-                handle = _eager.in_place_async("allreduce", packed, global_process_set, name, Adasum)
+            for p, start in starts.items():
+                packed, context = self._compression.compress(p.detach() - start)
+                handle = _eager.in_place_async("allreduce", packed, global_process_set, self._named[p], Adasum)
                 flying.append((p, handle, context))
             for p, handle, context in flying:
                 p.copy_(starts[p]).add_(self._compression.decompress(wait(handle), context))

@@ -118,6 +118,20 @@ def poll_becomes_true(front: Any) -> None:
 
 
 @case
+@needs("handles")
+def poll_right_after_submitting_says_not_yet(front: Any) -> None:
+    hvd = front.hvd
+    # Programs tell an asynchronous operation from another by it, also where a rank is alone. Not after the pause of a
+    # busy machine, hence several.
+    handles = [hvd.allreduce_async(front.tensor([1.0]), op=hvd.Sum) for _ in range(20)]
+    answers = []
+    for handle in handles:
+        answers.append(hvd.poll(handle))
+        hvd.synchronize(handle)
+    assert not all(answers)
+
+
+@case
 def groups_complete_together(front: Any) -> None:
     hvd, size = front.hvd, front.hvd.size()
     shapes = [(3,), (2, 2), ()]

@@ -1,30 +1,28 @@
-"""Training with `corro.torch`: optimizers, state, batch normalisation, elastic state, checks of mistakes."""
+"""Training with `corro.torch`: the optimizer, and the mistakes that it catches, in each way it can reduce gradients."""
 
 import copy
-import itertools
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from training import loss_of, model
 
 import corro.torch as hvd
 from corro._front.checks import TrainingMistake
 
-
-def model(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def batch(rank):
-    generator = torch.Generator().manual_seed(100 + rank)
-    return torch.randn(6, 4, generator=generator), torch.randn(6, 3, generator=generator)
+# How gradients are reduced: where each test is run in all of these ways, none needs a job of its own.
+WAYS = {
+    "together": {"CORRO_OVERLAP": "0"},
+    "during backward": {"CORRO_OVERLAP": "1"},
+    "in shared memory": {"CORRO_SHARED_GRADIENTS": "1"},
+}
 
 
-def loss_of(net, rank):
-    x, y = batch(rank)
-    return nn.functional.mse_loss(net(x), y)
+@pytest.fixture(autouse=True, params=WAYS)
+def _way(request, monkeypatch):
+    for name, value in WAYS[request.param].items():
+        monkeypatch.setenv(name, value)
 
 
 def trained_alone(steps=3, op_factor=1.0, **options):
@@ -196,6 +194,20 @@ def test_mistakes_with_the_optimizer_are_caught():
     optimizer.zero_grad()
 
 
+def test_another_optimizer_for_the_same_model():
+    net = model()
+    for _ in range(2):
+        # The one before is gone, and its hooks with it.
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(net, hvd.rank()).backward()
+            optimizer.step()
+    del optimizer
+    loss_of(net, hvd.rank()).backward()
+    loss_of(net, hvd.rank()).backward()
+
+
 def test_wrong_arguments_of_the_optimizer():
     net = model()
 
@@ -231,6 +243,28 @@ def test_parameters_without_a_gradient_and_frozen_ones():
     y.backward()
     optimizer.step()
     torch.testing.assert_close(net["sometimes"].bias.grad, torch.full((2,), 1 / hvd.size()))
+    states = hvd.allgather_object({name: p.tolist() for name, p in net.state_dict().items()})
+    assert all(state == states[0] for state in states)
+
+
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+@pytest.mark.parametrize("named", [False, True])
+def test_parameters_that_are_trained_later(named, op):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    net[0].requires_grad_(False)
+    first = nn.Sequential(net[0], net[1])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(first.parameters(), lr=0.1), first.named_parameters() if named else None, op=getattr(hvd, op)
+    )
+    for step in range(4):
+        if step == 1:
+            net[0].requires_grad_(True)
+        if step == 2:
+            optimizer.add_param_group({"params": list(net[2].parameters())})
+        optimizer.zero_grad()
+        loss_of(net, hvd.rank()).backward()
+        optimizer.step()
     states = hvd.allgather_object({name: p.tolist() for name, p in net.state_dict().items()})
     assert all(state == states[0] for state in states)
 
@@ -314,162 +348,6 @@ def test_an_optimizer_of_some_ranks():
     optimizer.step()
     assert not torch.equal(before["0.weight"], net.state_dict()["0.weight"])
     hvd.remove_process_set(some)
-
-
-# All that this torch has, with what they need to work here.
-NO_STATE_TO_SEND = ("Optimizer", "LBFGS")
-OPTIMIZERS = sorted(
-    name
-    for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in NO_STATE_TO_SEND
-)
-OPTIONS = {"SGD": {"momentum": 0.9}, "RMSprop": {"momentum": 0.9}, "Adam": {"amsgrad": True, "weight_decay": 0.1}}
-
-
-def an_optimizer(name, rate):
-    """Its parameters differ from rank to rank, and so does its learning rate."""
-    if name == "SparseAdam":
-        net = nn.Embedding(4, 3, sparse=True)
-    elif name == "Muon":
-        net = nn.Linear(4, 3, bias=False)
-    else:
-        net = model(seed=hvd.rank())
-    return net, getattr(torch.optim, name)(net.parameters(), lr=rate * (hvd.rank() + 1), **OPTIONS.get(name, {}))
-
-
-def a_step(net, optimizer):
-    if isinstance(net, nn.Embedding):
-        net(torch.tensor([hvd.rank() % 4, 1])).sum().backward()
-    else:
-        net(torch.full((2, 4), float(hvd.rank() + 1))).square().mean().backward()
-    optimizer.step()
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("who", ["nobody", "root", "the others", "everyone"])
-def test_broadcast_of_optimizer_state(name, who):
-    root = hvd.size() - 1
-    net, optimizer = an_optimizer(name, 0.01)
-    if {"nobody": False, "root": hvd.rank() == root, "the others": hvd.rank() != root, "everyone": True}[who]:
-        a_step(net, optimizer)
-    hvd.broadcast_parameters(net.state_dict(), root_rank=root)
-    before = copy.deepcopy(net.state_dict())
-    hvd.broadcast_optimizer_state(optimizer, root_rank=root, model=net)
-    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
-    states = hvd.allgather_object(optimizer.state_dict())
-    for state in states[1:]:
-        torch.testing.assert_close(state, states[0], rtol=0, atol=0, equal_nan=True)
-    assert states[0]["state"], "every one of these optimizers has a state to send"
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (root + 1))
-    # And it works on.
-    a_step(net, optimizer)
-
-
-def test_broadcast_of_optimizer_state_without_any():
-    net = model(seed=hvd.rank())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1 * (hvd.rank() + 1))
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    assert optimizer.param_groups[0]["lr"] == 0.1
-    embedding = nn.Embedding(4, 3, sparse=True)
-    hvd.broadcast_optimizer_state(torch.optim.SparseAdam(embedding.parameters()), root_rank=0)
-    # Through DistributedOptimizer the step that makes the state must not wait for other ranks: only one makes it here.
-    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters()), net.named_parameters())
-    if hvd.rank() == 0:
-        loss_of(net, 0).backward()
-        hvd.broadcast_object(None, 0)
-        optimizer.synchronize()
-    else:
-        hvd.broadcast_object(None, 0)
-        for p in net.parameters():
-            p.grad = torch.zeros_like(p)
-        optimizer.synchronize()
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    assert len(optimizer.state) == len(list(net.parameters()))
-
-
-def test_wrong_arguments_of_broadcasts():
-    net = model()
-    with pytest.raises(ValueError, match="invalid params"):
-        hvd.broadcast_parameters(net.named_parameters(), 0)
-    with pytest.raises(ValueError, match="LBFGS"):
-        hvd.broadcast_optimizer_state(torch.optim.LBFGS(net.parameters()), 0)
-    hvd.broadcast_parameters(list(net.named_parameters()), 0)
-
-
-@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 6), (2, 3, 4, 5)], ids=str)
-def test_sync_batch_norm_equals_one_large_batch(shape):
-    whole = torch.randn(hvd.size(), *shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    weights = torch.randn(hvd.size(), *shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
-    alone, ours = kind(3, dtype=torch.float64), hvd.SyncBatchNorm(3).double()
-    for layer in (alone, ours):
-        nn.init.uniform_(layer.weight, generator=torch.Generator().manual_seed(5))
-    big = whole.flatten(0, 1).requires_grad_()
-    wanted = alone(big)
-    (wanted * weights.flatten(0, 1)).sum().backward()
-    mine = whole[hvd.rank()].clone().requires_grad_()
-    got = ours(mine)
-    (got * weights[hvd.rank()]).sum().backward()
-    rows = slice(hvd.rank() * shape[0], (hvd.rank() + 1) * shape[0])
-    torch.testing.assert_close(got, wanted[rows])
-    torch.testing.assert_close(mine.grad, big.grad[rows])
-    torch.testing.assert_close(ours.running_mean, alone.running_mean)
-    torch.testing.assert_close(ours.running_var, alone.running_var)
-    torch.testing.assert_close(hvd.allreduce(ours.weight.grad, op=hvd.Sum), alone.weight.grad)
-    ours.eval()
-    alone.eval()
-    torch.testing.assert_close(ours(whole[0]), alone(whole[0]))
-    with pytest.raises(ValueError, match="2D"):
-        ours(torch.zeros(3))
-
-
-def test_elastic_state():
-    net = model(seed=hvd.rank())
-    optimizer = torch.optim.Adam(net.parameters())
-    sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
-    state = hvd.elastic.TorchState(net, optimizer, sampler=sampler, epoch=hvd.rank() + 5)
-    state.sync()
-    assert state.epoch == 5
-    weights = hvd.allgather_object(net.state_dict()["0.weight"].tolist())
-    assert all(weight == weights[0] for weight in weights)
-    kept = copy.deepcopy(net.state_dict())
-    state.epoch = 9
-    with torch.no_grad():
-        net[0].weight.add_(1)
-    state.restore()
-    assert state.epoch == 5
-    torch.testing.assert_close(net.state_dict()["0.weight"], kept["0.weight"])
-    sampler.record_batch(0, 1)
-    state.commit()
-    sampler.set_epoch(3)
-    state.restore()
-    assert (sampler.epoch, sampler.processed_num) == (0, hvd.size())
-
-
-def test_elastic_sampler_covers_everything():
-    sampler = hvd.elastic.ElasticSampler(range(11), seed=7)
-    seen = hvd.allgather_object(list(sampler))
-    assert {len(part) for part in seen} == {len(sampler)}
-    assert set(itertools.chain(*seen)) == set(range(11))
-
-
-def test_elastic_run_restores_after_an_error():
-    state = hvd.elastic.TorchState(batch=0)
-    calls = []
-
-    from corro._front.elastic import run_fn
-
-    def train(state):
-        calls.append(state.batch)
-        state.batch += 1
-        if len(calls) == 1:
-            raise hvd.HorovodInternalError("lost")
-        return state.batch
-
-    resets = []
-    assert run_fn(train, lambda: resets.append(1))(state) == 1
-    assert calls == [0, 0]
-    assert resets == [1]
 
 
 def test_checks_find_parameters_that_were_not_broadcast(monkeypatch):

@@ -12,30 +12,8 @@ import tensorflow as tf
 
 import corro.tensorflow
 from corro._front.arguments import Average, Sum
-from corro._front.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lists them
+from corro._front.basics import __all__ as _basic_names
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro._keras import manners, saving
@@ -49,7 +27,8 @@ from corro.tensorflow.keras._which import keras as _keras
 _values = Values(_keras, tf.convert_to_tensor)
 manners.quiet_progress_bar(_keras)
 
-__all__ = [
+__all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
+    *_basic_names,
     "Average",
     "Compression",
     "DistributedOptimizer",
@@ -63,33 +42,11 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_object",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
     "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
 
 
