@@ -101,10 +101,8 @@ fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], 
     for tensor in tensors.iter_mut() {
         views.push(tensor.view()?);
     }
-    let ran = match planned {
-        true => group.allreduce_withdrawable(&mut views, &how),
-        false => group.allreduce_many(&mut views, &how),
-    };
+    let ran =
+        if planned { group.allreduce_withdrawable(&mut views, &how) } else { group.allreduce_many(&mut views, &how) };
     drop(views);
     ran?;
     Ok(agreed.iter().zip(tensors).map(|(a, t)| t.outcome(a.shapes[0].clone())).collect())
