@@ -171,6 +171,15 @@ const LAYOUTS: [(&str, Layout); 3] = [
     }),
 ];
 
+/// Tests `act` in each layout, side by side: most of the time all wait for a limit to pass.
+fn side_by_side(layouts: &[(&str, Layout)], act: impl Fn(&str, Layout) + Sync) {
+    std::thread::scope(|scope| {
+        for (layout, adapt) in layouts {
+            scope.spawn(|| act(layout, *adapt));
+        }
+    });
+}
+
 fn in_gear(gear: &str, command: &mut Command) {
     if gear == "bits" {
         command.env("CORRO_PLAN", "0");
@@ -301,7 +310,7 @@ fn impatient(command: &mut Command) {
 
 /// A stopped process is not gone, no connection breaks: nothing but its silence tells.
 fn stopped_while_others_wait(layouts: &[(&str, Layout)], cases: &[(&str, usize)]) {
-    for (layout, adapt) in layouts {
+    side_by_side(layouts, |layout, adapt| {
         for (gear, victim) in cases {
             let mut job = waiting("wait", 4, *victim, gear, |rank, command| {
                 adapt(rank, command);
@@ -316,7 +325,7 @@ fn stopped_while_others_wait(layouts: &[(&str, Layout)], cases: &[(&str, usize)]
             let text = job.hear(*victim);
             assert!(text.starts_with("lost "), "{layout}, {gear}, {victim} came back: {text}");
         }
-    }
+    });
 }
 
 #[test]
@@ -340,7 +349,7 @@ fn a_stopped_speaker_of_a_host_is_named_by_all_others() {
 /// In a ring all wait for a neighbour, which waits itself: only one of them is to blame.
 #[test]
 fn a_rank_stopped_at_work_is_named_by_all_others() {
-    for (layout, adapt) in LAYOUTS {
+    side_by_side(&LAYOUTS, |layout, adapt| {
         for (gear, victim) in [("plan", 0), ("plan", 2), ("bits", 1), ("bits", 3)] {
             let plan = Plan::new("busy", 4).adapt(|rank, command| {
                 in_gear(gear, command);
@@ -358,13 +367,13 @@ fn a_rank_stopped_at_work_is_named_by_all_others() {
                 assert!(stopped.elapsed() < 2 * PROMPT, "{case} took {:?}", stopped.elapsed());
             }
         }
-    }
+    });
 }
 
 /// A stall is another thing: that rank answers.
 #[test]
 fn a_rank_that_withholds_a_tensor_ends_the_job_only_where_that_was_asked_for() {
-    for (layout, adapt) in LAYOUTS {
+    side_by_side(&LAYOUTS, |layout, adapt| {
         let victim = 1;
         let job = waiting("wait", 4, victim, "bits", |rank, command| {
             adapt(rank, command);
@@ -376,12 +385,12 @@ fn a_rank_that_withholds_a_tensor_ends_the_job_only_where_that_was_asked_for() {
             assert!(text.contains(&format!("Missing ranks: {victim}!")), "{layout}, rank {i}: {text}");
         }
         job.expect(survivors(&job, victim), "the same later");
-    }
+    });
 }
 
 #[test]
 fn a_rank_is_not_lost_because_its_program_is_busy_or_it_was_stopped_for_a_moment() {
-    for (layout, adapt) in LAYOUTS {
+    side_by_side(&LAYOUTS, |layout, adapt| {
         for (gear, victim) in [("announce", 0), ("bits", 2), ("plan", 0), ("plan", 3)] {
             let role = format!("late:{victim}:{gear}");
             let plan = Plan::new(&role, 4).adapt(|rank, command| {
@@ -405,7 +414,7 @@ fn a_rank_is_not_lost_because_its_program_is_busy_or_it_was_stopped_for_a_moment
             }
             job.all_end_well();
         }
-    }
+    });
 }
 
 #[test]
