@@ -11,7 +11,8 @@ import pytest
 from test_jobs import run_job
 
 HERE = Path(__file__).parent
-FILES = [HERE / "parallel" / "test_cases.py", *sorted((HERE / "parallel").glob("test_tensorflow*.py"))]
+# The one about whole processes comes first: it counts threads, of which TensorFlow 1's sessions have their own.
+FILES = [*sorted((HERE / "parallel").glob("test_tensorflow*.py"), reverse=True), HERE / "parallel" / "test_cases.py"]
 # One thread each: four ranks of TensorFlow otherwise ask for several of each kind.
 FEW_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "CORRO_TEST_FRAMEWORK": "tensorflow"}
 # Nothing may need a second thread that runs nodes.

@@ -47,8 +47,9 @@ static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 /// Tensors up to this many bytes are worth a moment of TensorFlow's thread.
 const SMALL: usize = 64 << 10;
 
-/// Waking others takes about as long. Who has waited longer for the other ranks had better left the waiting to them.
-const A_MOMENT: Duration = Duration::from_micros(200);
+/// Waking others takes up to a few tenths of this where ranks share cores. Who has waited longer for the other ranks had
+/// better left the waiting to them.
+const A_MOMENT: Duration = Duration::from_millis(1);
 
 /// How many calls of a kernel are left to the engine's threads after one that took longer: at first, and at most.
 const PAUSES: (u32, u32) = (8, 1024);
