@@ -113,6 +113,10 @@ def torch_rank(log: Path) -> None:
 # ---- who kills them ----
 
 
+class Stuck(Exception):
+    """A job did not do in time what it was to do."""
+
+
 class Watched:
     """A job, and what its ranks have written down."""
 
@@ -158,7 +162,7 @@ class Watched:
             if hits:
                 return min(hits, key=lambda s: s["time"])
             if self.job.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"{self.way}: no {what} (status {self.job.poll()}):\n{self.text()[-3000:]}")
+                raise Stuck(f"{self.way}: no {what} (status {self.job.poll()}):\n{self.text()[-3000:]}")
             time.sleep(0.02)
             steps = self.look()
 
@@ -170,7 +174,7 @@ class Watched:
         until = time.monotonic() + LIMIT
         while self.text().count("is ready to take a lost one's place") <= self.killed:
             if self.job.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"spare: none came:\n{self.text()[-3000:]}")
+                raise Stuck(f"spare: none came:\n{self.text()[-3000:]}")
             time.sleep(0.1)
 
     def kill(self, rank: int, ranks: int) -> tuple[float, float]:
@@ -232,24 +236,30 @@ def main() -> None:
     print(f"{'way':10} {'next step':>10} {'worst':>8}   {'at full size':>12} {'worst':>8}   (seconds, median)")
     results = {}
     for way in options.only.split(","):
+        # torchrun's restarts are slow; a few tell as much.
+        kills = options.kills if way != "torchrun" else max(options.kills // 4, 1)
+        times = []
         with tempfile.TemporaryDirectory() as directory:
             watched = Watched(way, options.ranks, Path(directory))
             try:
-                # torchrun's restarts are slow; a few tell as much.
-                kills = options.kills if way != "torchrun" else max(options.kills // 4, 1)
-                times = [watched.kill(i % options.ranks, options.ranks) for i in range(kills)]
+                for i in range(kills):
+                    times.append(watched.kill(i % options.ranks, options.ranks))
+            except Stuck as stuck:
+                # That is a result as well, and no reason to lose those of the others.
+                print(f"{stuck}\n{way:10} did not go on after kill {len(times) + 1} of {kills}", flush=True)
             finally:
                 watched.end()
-        steps, full = zip(*times)
-        results[way] = {"next_step": steps, "full_size": full}
-        print(
-            f"{way:10} {statistics.median(steps):10.2f} {max(steps):8.2f}   {statistics.median(full):12.2f} {max(full):8.2f}",
-            flush=True,
-        )
+        results[way] = {"kills": kills, "next_step": [t[0] for t in times], "full_size": [t[1] for t in times]}
+        if times:
+            steps, full = zip(*times)
+            print(
+                f"{way:10} {statistics.median(steps):10.2f} {max(steps):8.2f}   {statistics.median(full):12.2f} {max(full):8.2f}",
+                flush=True,
+            )
     bars = []
-    if "corro" in results:
+    if results.get("corro", {}).get("next_step"):
         bars.append(("next step after a kill, without spares", statistics.median(results["corro"]["next_step"]), 1.5))
-    if "spare" in results:
+    if results.get("spare", {}).get("full_size"):
         bars.append(("at full size, with a spare", statistics.median(results["spare"]["full_size"]), 2.0))
     for what, got, need in bars:
         print(f"{'met' if got < need else 'MISSED'}: {what}: {got:.2f} s (bar: {need} s)")
