@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from corro._front.basics import is_initialized, rank, size
+from corro._front import basics
 from corro._front.objects import allgather_object
 from corro._front.sampler import Order, samples_each, share
 
@@ -63,7 +63,7 @@ class ElasticSampler(torch.utils.data.Sampler):
 
     def share_indices(self) -> None:
         """Called by a commit, on all ranks: what one has recorded with `record_indices`, all know then."""
-        if self.processed_num == 0 and is_initialized() and size() > 1:
+        if self.processed_num == 0 and basics.is_initialized() and basics.size() > 1:
             self.processed_indices = set().union(*allgather_object(self.processed_indices, "elastic.sampler"))
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,8 +80,8 @@ class ElasticSampler(torch.utils.data.Sampler):
 
     def reset(self) -> None:
         """Deals out what is left of the epoch, to the ranks there are now."""
-        if is_initialized():
-            self.num_replicas, self.rank = size(), rank()
+        if basics.is_initialized():
+            self.num_replicas, self.rank = basics.size(), basics.rank()
         self.remaining_indices = self._order.left(self.seed + self.epoch, self.processed_num, self.processed_indices)
         left = len(self.remaining_indices)
         self.num_samples = samples_each(left if self.pad else max(left - self.rank, 0), self.num_replicas)
