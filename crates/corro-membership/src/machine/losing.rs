@@ -7,6 +7,9 @@ use corro_core::Rank;
 use super::{ABSENCE, Exit, LEAVE_TIME, LinkId, Machine, Output, Over, State, Time};
 use crate::message::{ToWorker, WorkerId};
 
+/// How long a process that is gone from the network may be missing before nobody asks how it ended.
+const HEARSAY_TIME: Duration = Duration::from_millis(200);
+
 impl Machine {
     pub(super) fn lost_link(&mut self, link: LinkId, why: &str, now: Time) {
         let Some(id) = self.links.remove(&link) else { return };
@@ -95,7 +98,8 @@ impl Machine {
                 (State::Starting, _) => {
                     given_up.push((*id, format!("did not join within {} s of its start", seconds(rules.patience))));
                 }
-                (_, None) if worker.blamed.is_some() => {
+                // Its host tells how it ended, and mostly sooner than this; without a launcher nobody will.
+                (_, None) if worker.blamed.is_some_and(|b| !rules.supply || now.saturating_sub(b) >= HEARSAY_TIME) => {
                     given_up.push((*id, "has left the others and the driver without a word".to_owned()));
                 }
                 (_, None) if silent >= rules.suspect_time => {
