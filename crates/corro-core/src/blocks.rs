@@ -7,19 +7,25 @@
 
 #![expect(unsafe_code, reason = "owns memory that others write through pointers")]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Blocks begin at a multiple of this, which suits every instruction set and framework.
-pub const ALIGNMENT: usize = 64;
+/// Blocks begin at a multiple of this: a large page of the system.
+pub const ALIGNMENT: usize = 2 << 20;
 
 /// A block may be this part larger than what was asked for, so that sizes that differ a little share blocks.
 const SLACK: usize = 8;
 
 /// See the module.
-#[derive(Debug, Default)]
-pub struct Blocks(Arc<Mutex<Books>>);
+#[derive(Debug)]
+pub struct Blocks {
+    books: Arc<Mutex<Books>>,
+    prepare: Prepare,
+}
+
+/// What is done with new memory before anybody touches it: this crate speaks to no system.
+pub type Prepare = fn(*mut u8, usize);
 
 #[derive(Debug, Default)]
 struct Books {
@@ -47,42 +53,52 @@ struct Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    fn new(bytes: usize) -> Option<Self> {
+    fn new(bytes: usize, prepare: Prepare) -> Option<Self> {
         let layout = Layout::from_size_align(bytes, ALIGNMENT).ok()?;
-        // SAFETY: at least one byte, which `take` sees to.
-        NonNull::new(unsafe { alloc_zeroed(layout) }).map(|at| Self { at, layout })
+        // SAFETY: at least one byte, which `take` sees to; all of it is written before anybody reads it.
+        unsafe {
+            let at = NonNull::new(alloc(layout))?;
+            prepare(at.as_ptr(), bytes);
+            at.write_bytes(0, bytes);
+            Some(Self { at, layout })
+        }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: came from `alloc_zeroed` with this layout, and this is its owner.
+        // SAFETY: came from `alloc` with this layout, and this is its owner.
         unsafe { dealloc(self.at.as_ptr(), self.layout) }
     }
 }
 
 impl Blocks {
+    /// None yet.
+    pub fn new(prepare: Prepare) -> Self {
+        Self { books: Arc::default(), prepare }
+    }
+
     /// At least `bytes` bytes, of any content; `None` if there is not so much memory.
     pub fn take(&self, bytes: usize) -> Option<Block> {
         let bytes = bytes.max(1);
-        let mut books = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |memory: &Memory| (bytes..=bytes.saturating_add(bytes / SLACK)).contains(&memory.layout.size());
         // The newest is the likeliest to be in a cache.
         let memory = match books.free.iter().rposition(fits) {
             Some(i) => books.free.remove(i),
-            None => Memory::new(bytes)?,
+            None => Memory::new(bytes, self.prepare)?,
         };
         books.in_use += memory.layout.size();
         books.most = books.most.max(books.in_use);
         let surplus = books.surplus();
         drop(books);
         drop(surplus);
-        Some(Block { memory: Some(memory), home: Arc::clone(&self.0) })
+        Some(Block { memory: Some(memory), home: Arc::clone(&self.books) })
     }
 
     /// How many bytes there are, in use or not.
     pub fn bytes(&self) -> usize {
-        let books = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         books.in_use + books.kept()
     }
 }
@@ -127,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_block_comes_back_and_is_used_again() {
-        let blocks = Blocks::default();
+        let blocks = Blocks::new(|_, _| ());
         let first = blocks.take(1000).unwrap();
         let at = first.as_ptr();
         assert!(at.addr().is_multiple_of(ALIGNMENT));
@@ -141,7 +157,7 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_than_was_in_use_at_one_time() {
-        let blocks = Blocks::default();
+        let blocks = Blocks::new(|_, _| ());
         let two = [blocks.take(1000).unwrap(), blocks.take(2000).unwrap()];
         assert_eq!(blocks.bytes(), 3000);
         drop(two);
@@ -159,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_block_outlives_its_store_and_too_much_is_refused() {
-        let blocks = Blocks::default();
+        let blocks = Blocks::new(|_, _| ());
         let block = blocks.take(0).unwrap();
         assert!(blocks.take(usize::MAX).is_none());
         drop(blocks);

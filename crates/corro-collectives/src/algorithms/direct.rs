@@ -26,8 +26,12 @@ use crate::executor::Arithmetic;
 use crate::pieces::{Fragment, Pieces, Tensor};
 
 /// From this many bytes on, private data is read where it is, if members can and each has a core: 15 to 30 %
-/// faster than through the board at 4 to 32 MiB. Where ranks outnumber cores the board is faster.
+/// faster than through the board. Where ranks outnumber cores the board is faster.
 const PEEK_FROM: usize = 4 << 20;
+
+/// And up to this many. What is longer comes from main memory: the kernel then has to look up and fetch page after page,
+/// which on the small pages that frameworks use takes 1.5 times as long as the board.
+const PEEK_TO: usize = 32 << 20;
 
 /// Bytes of a rank's share that are reduced before the others may have them.
 const PEEK_STAGE: usize = 1024 << 10;
@@ -60,7 +64,7 @@ pub(crate) fn allreduce(
             return allreduce_pooled(team, pieces, &place, how, timeout);
         }
     }
-    if bytes >= PEEK_FROM
+    if (PEEK_FROM..=PEEK_TO).contains(&bytes)
         && team.can_peek()
         && team.may_spin()
         && let Some(tensor) = pieces.single()
