@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,7 +98,8 @@ def _script(discovery: HostDiscovery) -> Iterator[str]:
             yield f"cat {shlex.quote(str(hosts))}"
         finally:
             ended.set()
-            watcher.join()
+            # A discovery that hangs must not keep the job from ending; its thread ends with the process.
+            watcher.join(5.0)
 
 
 def _keep_noting(discovery: HostDiscovery, hosts: Path, ended: threading.Event) -> None:
@@ -106,7 +108,8 @@ def _keep_noting(discovery: HostDiscovery, hosts: Path, ended: threading.Event) 
             _note(discovery, hosts)
         except Exception as error:
             # As with a script that fails: what was known stays.
-            print(f"corro: asking for hosts failed, the ones before are kept: {error}", flush=True)
+            if not ended.is_set():
+                print(f"corro: asking for hosts failed, the ones before are kept: {error}", file=sys.stderr, flush=True)
 
 
 def _note(discovery: HostDiscovery, hosts: Path) -> None:

@@ -103,10 +103,14 @@ class Reducer:
             inside = [p for group in dict.fromkeys(self._group_of.values()) for p in group if p in self._passes_left]
             self._shared = dict(zip(inside, share_gradients(inside, self._process_set), strict=False))
 
-    def watch_new(self, named: Iterable[tuple[torch.Tensor, str]]) -> None:
-        """Adds what has come to the optimizer since, or is trained only now: all ranks find the same, at the same step."""
-        if self._watching:
-            new = {p: name for p, name in named if p.requires_grad and p not in self._passes_left}
+    def watch_new(self, groups: list[dict[str, Any]], named: Callable[[], Iterable[tuple[torch.Tensor, str]]]) -> None:
+        """Adds what has come to the optimizer since, or is trained only now: all ranks find the same, at the same step.
+
+        Every step asks, so names are made only if there is something new.
+        """
+        known = self._passes_left
+        if self._watching and any(p.requires_grad and p not in known for group in groups for p in group["params"]):
+            new = {p: name for p, name in named() if p.requires_grad and p not in known}
             self._names = {**new, **self._names}
             self._hook(new)
 

@@ -191,7 +191,7 @@ class _DistributedOptimizer(_Twin):
 
     def synchronize(self) -> None:
         """Waits until every gradient is reduced. To clip gradients: synchronize, clip, `step` in `skip_synchronize`."""
-        self._reducer.watch_new(_numbered(self))
+        self._reducer.watch_new(self.param_groups, lambda: _numbered(self))
         self._reducer.synchronize()
 
     @contextmanager

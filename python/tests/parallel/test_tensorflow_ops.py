@@ -296,6 +296,33 @@ def test_a_large_tensor_and_one_that_another_still_needs():
     np.testing.assert_allclose(other, (x + 1.0) * hvd.size())
 
 
+@MODES
+def test_large_results_stay_as_they_are_while_somebody_holds_them(mode):
+    """Their memory is used again, but only once nobody has the tensor any more."""
+    elements = (16 << 20) // 4
+    rows = tf.ones([elements])
+
+    def reduce(x):
+        return hvd.allreduce(x, op=hvd.Sum, name=f"large.{mode}")
+
+    def gather(x):
+        return hvd.allgather(x, name=f"gathered.{mode}")
+
+    reduce, gather = (reduce, gather) if mode == "eager" else (tf.function(reduce), tf.function(gather))
+    held = []
+    for step in range(6):
+        # The input is held too, so that it is never given away.
+        mine = rows * float(step + hvd.rank())
+        held.append((step, mine, reduce(mine), gather(mine)))
+        if step >= 3:
+            held.pop(0)
+        for then, brought, result, gathered in held:
+            ranks = [float(then + rank) for rank in range(hvd.size())]
+            assert brought[0] == brought[-1] == then + hvd.rank()
+            assert result[0] == result[elements // 2] == result[-1] == sum(ranks), (step, then)
+            assert gathered[::elements].numpy().tolist() == ranks, (step, then)
+
+
 def test_a_saved_model(tmp_path):
     module = tf.Module()
     module.reduce = tf.function(
