@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use corro_collectives::{DType, Error, Group, ReduceOp, Reduction, Result};
+use corro_collectives::{DType, Error, Group, ReduceOp, Reduction, Result, Tensor};
 use corro_core::{Deadline, config};
 use corro_transport::secret::Secret;
 use corro_transport::{Fabric, Place, Settings, store};
@@ -92,7 +92,26 @@ struct Round {
     bytes: usize,
     iterations: usize,
     warmup: usize,
-    zero_copy: bool,
+    form: Form,
+}
+
+/// Where the data is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// In memory of each rank's own, and the result takes its place.
+    Private,
+    /// The same, but the result goes elsewhere.
+    Apart,
+    /// In the shared area.
+    ZeroCopy,
+}
+
+impl Form {
+    const ALL: [(&str, Self); 3] = [("private", Self::Private), ("apart", Self::Apart), ("zero_copy", Self::ZeroCopy)];
+
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, form)| *form == self).map_or("", |(name, _)| name)
+    }
 }
 
 impl Round {
@@ -100,12 +119,11 @@ impl Round {
         let words: Vec<&str> = line.split_whitespace().collect();
         let number =
             |i: usize| words.get(i).and_then(|w| w.parse::<usize>().ok()).ok_or(format!("not a command: {line:?}"));
-        let zero_copy = match words.get(4) {
-            None | Some(&"private") => false,
-            Some(&"zero_copy") => true,
-            Some(other) => return Err(format!("no such form: {other:?}")),
-        };
-        let round = Self { bytes: number(1)?, iterations: number(2)?, warmup: number(3)?, zero_copy };
+        let form = words
+            .get(4)
+            .map_or(Some(Form::Private), |word| Form::ALL.iter().find(|(name, _)| name == word).map(|(_, form)| *form));
+        let form = form.ok_or_else(|| format!("no such form: {line:?}"))?;
+        let round = Self { bytes: number(1)?, iterations: number(2)?, warmup: number(3)?, form };
         if words[0] != "allreduce" || !round.bytes.is_multiple_of(4) || round.bytes == 0 || round.iterations == 0 {
             return Err(format!("not a command: {line:?}"));
         }
@@ -114,7 +132,7 @@ impl Round {
 }
 
 fn serve(mut world: Group) -> Result<()> {
-    let mut runner = Runner { data: Vec::new(), shared: 0 };
+    let mut runner = Runner { data: Vec::new(), result: Vec::new(), shared: 0 };
     if world.rank() == 0 {
         println!(
             "{{\"ready\": true, \"ranks\": {}, \"version\": \"corro {}\"}}",
@@ -152,16 +170,26 @@ fn serve(mut world: Group) -> Result<()> {
 /// Runs rounds on this rank; keeps the buffers of the sizes asked for last.
 struct Runner {
     data: Vec<f32>,
+    /// Where results go that go elsewhere.
+    result: Vec<f32>,
     /// Bytes in use in the shared area.
     shared: usize,
 }
 
 impl Runner {
     fn run(&mut self, world: &mut Group, round: &Round) -> Result<Vec<u64>> {
-        if round.zero_copy && self.shared != round.bytes {
-            self.prepare_shared(world, round)?;
-        } else if !round.zero_copy && self.data.len() * 4 != round.bytes {
-            self.prepare_private(world, round)?;
+        let len = round.bytes / 4;
+        match round.form {
+            Form::ZeroCopy if self.shared != round.bytes => self.prepare_shared(world, round)?,
+            Form::Private if self.data.len() != len || !self.result.is_empty() => {
+                self.result = Vec::new();
+                self.prepare_private(world, round)?;
+            }
+            Form::Apart if self.data.len() != len || self.result.len() != len => {
+                self.result = buffer_like_numpy(len);
+                self.prepare_private(world, round)?;
+            }
+            _ => {}
         }
         for _ in 0..round.warmup {
             self.step(world, round)?;
@@ -177,10 +205,14 @@ impl Runner {
     }
 
     fn step(&mut self, world: &mut Group, round: &Round) -> Result<()> {
-        if round.zero_copy {
-            world.allreduce_shared(0..round.bytes, &Reduction::new(DType::F32, ReduceOp::Sum))
-        } else {
-            world.allreduce(&mut self.data, ReduceOp::Sum)
+        let how = Reduction::new(DType::F32, ReduceOp::Sum);
+        match round.form {
+            Form::ZeroCopy => world.allreduce_shared(0..round.bytes, &how),
+            Form::Private => world.allreduce(&mut self.data, ReduceOp::Sum),
+            Form::Apart => world.allreduce_many(
+                &mut [Tensor::apart(bytemuck::cast_slice(&self.data), bytemuck::cast_slice_mut(&mut self.result))],
+                &how,
+            ),
         }
     }
 
@@ -191,7 +223,8 @@ impl Runner {
         self.data = buffer_like_numpy(round.bytes / 4);
         self.data.iter_mut().enumerate().for_each(|(i, x)| *x = brought(rank, i));
         self.step(world, round)?;
-        check(self.data.iter().copied(), world.size())?;
+        let sums = if round.form == Form::Apart { &self.result } else { &self.data };
+        check(sums.iter().copied(), world.size())?;
         self.data.fill(0.0);
         Ok(())
     }
@@ -255,7 +288,7 @@ fn answer(world: &mut Group, round: &Round, times: &[u64]) -> Result<()> {
     println!(
         "{{\"op\": \"allreduce\", \"form\": \"{}\", \"bytes\": {}, \"iterations\": {n}, \"median_us\": {median}, \
          \"min_us\": {}, \"p90_us\": {}, \"mean_us\": {mean}}}",
-        if round.zero_copy { "zero_copy" } else { "private" },
+        round.form.name(),
         round.bytes,
         slowest[0],
         slowest[(n * 9 / 10).min(n - 1)],

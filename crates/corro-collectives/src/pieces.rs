@@ -150,6 +150,11 @@ impl<'a, 'b> Pieces<'a, 'b> {
         all.then(|| self.tensors.iter().map(|tensor| &*tensor.place))
     }
 
+    /// Whether all results go elsewhere.
+    pub(crate) fn all_apart(&self) -> bool {
+        self.tensors.iter().all(|tensor| tensor.input.is_some())
+    }
+
     /// The tensor, if there is one only.
     pub(crate) fn single(&mut self) -> Option<&mut Tensor<'b>> {
         match self.tensors {

@@ -208,7 +208,7 @@ fn long_private_data_by_either_way() {
         let settings = Settings { spin: Some(spin), ..support::settings() };
         with_fabrics(Transport::Shm, 3, settings, move |fabric| {
             let mut group = Group::world(fabric).expect("opening the world");
-            for (dtype, len) in [(DType::F32, 1_300_007), (DType::U8, 7_000_001), (DType::BF16, 2_500_003)] {
+            for (dtype, len) in [(DType::F32, 4_300_007), (DType::U8, 7_000_001), (DType::BF16, 2_500_003)] {
                 let how = Reduction::new(dtype, ReduceOp::Sum);
                 let want = model::allreduce(dtype, ReduceOp::Sum, 3, len);
                 for _ in 0..2 {

@@ -1,6 +1,6 @@
 """`import corro.numpy as hvd`: the collectives on numpy arrays, for programs without a training framework.
 
-Results are new arrays; a trailing underscore means in place. `broadcast` needs an array on the root only.
+Results are new arrays, or go to `out`; a trailing underscore means in place. `broadcast` needs an array on the root only.
 """
 
 from __future__ import annotations
@@ -111,6 +111,21 @@ def _writable(array: Any) -> Array:
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
+def _result(out: Array | None, source: Array) -> Array:
+    """Where the result goes: `out`, which can be used again, or a new array, for which the system clears fresh memory."""
+    if out is None:
+        return np.empty_like(source)
+    if not isinstance(out, np.ndarray) or not (out.flags.writeable and out.flags.c_contiguous):
+        raise ValueError("out must be a contiguous numpy array that may be written to.")
+    if out.dtype != source.dtype or out.shape != source.shape:
+        raise ValueError(
+            f"out must be like the array, {source.dtype} of shape {source.shape}; it is {out.dtype} of shape {out.shape}."
+        )
+    if out is not source and np.may_share_memory(out, source) and out.ctypes.data != source.ctypes.data:
+        raise ValueError("out must not overlap the array.")
+    return out
+
+
 def _put_back(places: tuple[Array, Array], _output: Output | None = None) -> Array:
     array, home = places
     if home is not array:
@@ -138,9 +153,15 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    out: Array | None = None,
 ) -> Array:
-    """Reduces the array over all ranks of the set into a new one; Average unless `op` says otherwise."""
-    return synchronize(allreduce_async(array, average, name, op, prescale_factor, postscale_factor, process_set))
+    """Reduces the array over all ranks of the set into a new one, or into `out`; Average unless `op` says otherwise."""
+    source = _readable(array)
+    result = _result(out, source)
+    numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
+    _native.run("allreduce", _view(source), _view(result), process_set.process_set_id, name, *numbers)
+    return result
 
 
 def allreduce_async(
@@ -151,9 +172,11 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    out: Array | None = None,
 ) -> int:
     source = _readable(array)
-    result = np.empty_like(source)
+    result = _result(out, source)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
     return _native.submit("allreduce", _view(source), _view(result), set_id, name, source, result, None, *numbers)

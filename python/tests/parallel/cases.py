@@ -22,7 +22,7 @@ def case(function: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def needs(what: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Marks a case for fronts that have `what`: "handles", or operations "in place"."""
+    """Marks a case for fronts that have `what`: "handles", operations "in place", or a place for the result, "out"."""
 
     def mark(function: Callable[[Any], None]) -> Callable[[Any], None]:
         NEEDS[function.__name__] = what
@@ -83,6 +83,26 @@ def product_and_in_place(front: Any) -> None:
     same = hvd.allreduce_(tensor, op=hvd.Product)
     assert same is tensor
     check(front, tensor, [2.0 ** hvd.size(), np.prod(np.arange(1.0, hvd.size() + 1))])
+
+
+@case
+@needs("out")
+def results_go_where_they_are_wanted(front: Any) -> None:
+    hvd = front.hvd
+    # The longer one is long enough to be written past the caches.
+    for length in (3, 10 << 20):
+        tensor, out = front.tensor(np.full(length, hvd.rank() + 1.0)), front.tensor(np.zeros(length))
+        for reduce in (hvd.allreduce, lambda *args, **kwargs: hvd.synchronize(hvd.allreduce_async(*args, **kwargs))):
+            out[...] = 0
+            assert reduce(tensor, op=hvd.Sum, out=out) is out
+            check(front, out, np.full(length, sum(range(1, hvd.size() + 1))))
+            check(front, tensor, np.full(length, hvd.rank() + 1.0))
+    check(front, hvd.allreduce(tensor, op=hvd.Max, out=tensor), np.full(length, hvd.size()))
+    wrong = [out[1:], out[::2], out.astype("float64"), tuple(out[:3]), tensor[:-1]]
+    for out, shape in zip(wrong, [tensor, tensor[::2], tensor, tensor[:3], tensor[1:]], strict=True):
+        with pytest.raises(ValueError, match=r"^out must"):
+            hvd.allreduce(shape, out=out)
+    works(front)
 
 
 @case

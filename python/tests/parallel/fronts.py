@@ -12,7 +12,7 @@ import numpy as np
 class NumpyFront:
     name = "numpy"
     # What some cases need: see `cases.needs`.
-    has = ("handles", "in place")
+    has = ("handles", "in place", "out")
     # Whether a group of no tensors is fine.
     empty_groups = False
     dtypes = ("uint8", "int8", "uint16", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")

@@ -43,6 +43,10 @@ const PEEK_BLOCK: usize = 256 << 10;
 /// a microsecond, so it must be worth it for those who have none.
 const POOLED_FROM: usize = 1 << 20;
 
+/// From this many bytes on, a result that goes elsewhere than to its input's place is written past the caches. It would push
+/// everything else out of them, and be pushed out itself before anybody reads it.
+const STREAM_FROM: usize = 16 << 20;
+
 /// Up to this many bytes over all ranks, everyone reduces everything: cheaper than a second wait.
 const SHORT_TOTAL: usize = 128 << 10;
 
@@ -125,6 +129,7 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
     let blocks: Vec<Range<usize>> = blocks(pieces.len(), team.slot_bytes()).collect();
     let mut rounds = Vec::with_capacity(blocks.len());
     let share_of = |block: &Range<usize>, m| element_share(block.len(), n, m, how.dtype);
+    let streams = pieces.len() >= STREAM_FROM && pieces.all_apart();
     for stage in 0..blocks.len() + 2 {
         if let Some(block) = blocks.get(stage) {
             let round = team.next_round(timeout)?;
@@ -148,9 +153,13 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
                 // The result goes to its place and onto the board at once.
                 let len = place.len();
                 let slot = |m: usize| team.slot(m, round, at, len);
-                reduce_shown(team, how, Target::Private(place), &[slot(me)], |m| {
-                    if m == me { brought(input) } else { Source::Shared(slot(m)) }
-                });
+                let source = |m: usize| if m == me { brought(input) } else { Source::Shared(slot(m)) };
+                if streams {
+                    reduce_shown(team, how, Target::Shared(slot(me)), &[], source);
+                    team.stream(slot(me), place);
+                } else {
+                    reduce_shown(team, how, Target::Private(place), &[slot(me)], source);
+                }
                 at += len;
             });
             team.mark_reduced(round);
@@ -161,7 +170,8 @@ fn allreduce_long(team: &mut Team, pieces: &mut Pieces<'_, '_>, how: Arithmetic,
                 team.wait_reduced(m, round, timeout)?;
                 let theirs = share_of(block, m);
                 pieces.write(block.start + theirs.start..block.start + theirs.end, |at, bytes| {
-                    team.read(team.slot(m, round, theirs.start + at, bytes.len()), bytes);
+                    let result = team.slot(m, round, theirs.start + at, bytes.len());
+                    if streams { team.stream(result, bytes) } else { team.read(result, bytes) }
                 });
             }
         }

@@ -379,6 +379,13 @@ impl Team {
         unsafe { std::ptr::copy_nonoverlapping(from.at.cast_const(), into.as_mut_ptr(), from.len) }
     }
 
+    /// As [`Team::read`], for memory that nobody reads soon: the bytes go past the caches.
+    pub fn stream(&self, from: Span, into: &mut [u8]) {
+        assert_eq!(from.len, into.len(), "lengths differ");
+        // SAFETY: as in `write`.
+        unsafe { corro_kernels::stream(from.at.cast_const(), into.as_mut_ptr(), from.len) }
+    }
+
     /// Copies shared bytes to another shared place.
     pub fn copy(&self, to: Span, from: Span) {
         assert_eq!(to.len, from.len, "lengths differ");
