@@ -3,47 +3,24 @@
 #![expect(unsafe_code, reason = "kernels work on raw memory and need target features")]
 
 use std::arch::x86_64::{
-    __m256, __m256i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_sfence, _mm_storeu_si128,
-    _mm256_add_epi32, _mm256_and_si256, _mm256_blend_epi16, _mm256_blendv_epi8, _mm256_castps_si256,
-    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
-    _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_or_si256, _mm256_packus_epi32,
-    _mm256_permute4x64_epi64, _mm256_set1_epi32, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps,
-    _mm256_storeu_si256, _mm256_stream_si256,
+    __m256, __m256i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_add_epi32,
+    _mm256_and_si256, _mm256_blend_epi16, _mm256_blendv_epi8, _mm256_castps_si256, _mm256_castsi256_ps,
+    _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute4x64_epi64, _mm256_set1_epi32,
+    _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
 };
 
 use corro_core::{DType, ReduceOp};
 
 use crate::float16::{self, Conversion};
 use crate::instantiate::kernels_for;
-use crate::stream::{LINE, by_lines};
 
 kernels_for!(
     name: "avx2",
     attributes: [target_feature(enable = "avx2,f16c")],
     f16: Binary16,
-    bf16: Bfloat16,
-    stream: stream
+    bf16: Bfloat16
 );
-
-/// # Safety
-/// As for [`crate::stream::plain`], and the target features are needed.
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
-    let copy_lines = |from: *const u8, to: *mut u8, lines: usize| {
-        for line in 0..lines {
-            // SAFETY: these lines are a part of what the caller vouches for, and begin at multiples of their size.
-            unsafe {
-                let (from, to) = (from.add(line * LINE), to.add(line * LINE));
-                _mm256_stream_si256(to.cast(), _mm256_loadu_si256(from.cast()));
-                _mm256_stream_si256(to.add(LINE / 2).cast(), _mm256_loadu_si256(from.add(LINE / 2).cast()));
-            }
-        }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { by_lines(from, to, len, copy_lines) };
-    // Such stores wait for no others: what is said to be done after this must be.
-    _mm_sfence();
-}
 
 /// F16C. Only for the kernels of this file, which have the target features.
 struct Binary16;

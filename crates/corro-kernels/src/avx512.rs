@@ -3,46 +3,24 @@
 #![expect(unsafe_code, reason = "kernels work on raw memory and need target features")]
 
 use std::arch::x86_64::{
-    __m512, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256,
+    __m512, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm256_loadu_si256, _mm256_storeu_si256,
     _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
     _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps,
     _mm512_loadu_si512, _mm512_mask_add_epi32, _mm512_mask_blend_epi16, _mm512_mask_or_epi32, _mm512_set1_epi32,
-    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_stream_si512,
-    _mm512_test_epi32_mask,
+    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_test_epi32_mask,
 };
 
 use corro_core::{DType, ReduceOp};
 
 use crate::float16::{self, Conversion};
 use crate::instantiate::kernels_for;
-use crate::stream::{LINE, by_lines};
 
 kernels_for!(
     name: "avx512",
     attributes: [target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")],
     f16: Binary16,
-    bf16: Bfloat16,
-    stream: stream
+    bf16: Bfloat16
 );
-
-/// # Safety
-/// As for [`crate::stream::plain`], and the target features are needed.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
-    let copy_lines = |from: *const u8, to: *mut u8, lines: usize| {
-        for line in 0..lines {
-            // SAFETY: these lines are a part of what the caller vouches for, and begin at multiples of their size.
-            unsafe {
-                let (from, to) = (from.add(line * LINE), to.add(line * LINE));
-                _mm512_stream_si512(to.cast(), _mm512_loadu_si512(from.cast()));
-            }
-        }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { by_lines(from, to, len, copy_lines) };
-    // Such stores wait for no others: what is said to be done after this must be.
-    _mm_sfence();
-}
 
 /// AVX-512F. Only for the kernels of this file, which have the target features.
 struct Binary16;

@@ -16,7 +16,6 @@ pub(crate) struct Kernels {
     pub(crate) cast: unsafe fn(DType, DType, *const u8, *mut u8, usize),
     pub(crate) dot_and_norms: unsafe fn(DType, *const u8, *const u8, usize) -> [f64; 3],
     pub(crate) combine: unsafe fn(DType, *mut u8, f64, *const u8, f64, usize),
-    pub(crate) stream: unsafe fn(*const u8, *mut u8, usize),
 }
 
 /// An instruction set this machine has. Programs use the functions of the crate, which take the best one; tests and
@@ -102,15 +101,6 @@ impl InstructionSet {
             .collect();
         // SAFETY: every slice has `count` elements; a mutable slice overlaps no other.
         unsafe { self.reduce_many(op, dtype, &[dst.as_mut_ptr()], &starts, count, factor) }
-    }
-
-    /// See [`crate::stream`].
-    ///
-    /// # Safety
-    /// `from` must be readable and `to` writable for `len` bytes, and they must not overlap.
-    pub unsafe fn stream(self, from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: the caller's promise; only instruction sets of this machine are ever made.
-        unsafe { (self.0.stream)(from, to, len) }
     }
 
     /// See [`crate::scale`].

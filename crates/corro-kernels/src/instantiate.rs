@@ -46,10 +46,10 @@ macro_rules! with_type {
 
 /// Defines `KERNELS`, the table of one instruction set.
 macro_rules! kernels_for {
-    (name: $name:literal, attributes: [$($attribute:meta)?], f16: $f16:ty, bf16: $bf16:ty, stream: $stream:path) => {
+    (name: $name:literal, attributes: [$($attribute:meta)?], f16: $f16:ty, bf16: $bf16:ty) => {
         /// The kernels of this instruction set. Calling one on a machine that lacks it is undefined behaviour.
         pub(crate) static KERNELS: $crate::dispatch::Kernels =
-            $crate::dispatch::Kernels { name: $name, reduce, cast, dot_and_norms, combine, stream: $stream };
+            $crate::dispatch::Kernels { name: $name, reduce, cast, dot_and_norms, combine };
 
         unsafe fn reduce(
             op: ReduceOp,

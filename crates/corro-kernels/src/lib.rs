@@ -41,6 +41,7 @@ mod stream;
 use corro_core::{DType, ReduceOp};
 
 pub use dispatch::InstructionSet;
+pub use stream::stream;
 
 /// `dst[i] = op(dst[i], src[i])`.
 #[inline]
@@ -67,18 +68,6 @@ pub unsafe fn reduce_many(op: ReduceOp, dtype: DType, dsts: &[*mut u8], srcs: &[
 #[inline]
 pub fn reduce_slices(op: ReduceOp, dtype: DType, dst: &mut [u8], srcs: &[&[u8]], factor: f64) {
     InstructionSet::best().reduce_slices(op, dtype, dst, srcs, factor);
-}
-
-/// Copies `len` bytes past the caches, where the machine can: for what nobody reads soon. Other threads and processes see it
-/// as they see plain stores.
-///
-/// # Safety
-/// `from` must be readable and `to` writable for `len` bytes, and they must not overlap.
-#[expect(unsafe_code, reason = "passes the caller's promise on")]
-#[inline]
-pub unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise is the same.
-    unsafe { InstructionSet::best().stream(from, to, len) }
 }
 
 /// `data[i] *= factor`. Integers are multiplied as `f64`, truncated toward zero, and saturate.

@@ -14,13 +14,7 @@ use corro_core::{DType, ReduceOp};
 use crate::float16::{self, Conversion};
 use crate::instantiate::kernels_for;
 
-kernels_for!(
-    name: "neon",
-    attributes: [target_feature(enable = "neon")],
-    f16: Binary16,
-    bf16: Bfloat16,
-    stream: crate::stream::plain
-);
+kernels_for!(name: "neon", attributes: [target_feature(enable = "neon")], f16: Binary16, bf16: Bfloat16);
 
 /// The conversions every 64-bit ARM has. Written in assembly because their intrinsics are younger than the oldest
 /// compiler Corro accepts.

@@ -7,4 +7,4 @@ use corro_core::{DType, ReduceOp};
 use crate::float16::{Bfloat16, Binary16};
 use crate::instantiate::kernels_for;
 
-kernels_for!(name: "scalar", attributes: [], f16: Binary16, bf16: Bfloat16, stream: crate::stream::plain);
+kernels_for!(name: "scalar", attributes: [], f16: Binary16, bf16: Bfloat16);
