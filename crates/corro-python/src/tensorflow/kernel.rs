@@ -7,14 +7,13 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use corro_core::{Buffer, DType, Error, ReduceOp, Shape};
-use corro_engine::{Device, Kind, Outcome, Output, Submission};
+use corro_engine::{Device, Kind, Outcome, Output, Patience, Submission};
 
 use super::api::Tensor;
 use super::failure::{ABORTED, Answer, Failure};
 use super::node::{Attributes, Call};
 use super::ops::Op;
 use super::room;
-use super::run::Patience;
 use crate::names;
 
 /// What a node says, read once.

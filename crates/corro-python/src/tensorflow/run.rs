@@ -2,15 +2,15 @@
 //!
 //! A collective in a graph is asynchronous: the kernel submits and returns, so that no thread of TensorFlow's waits, and the
 //! engine's call-back ends it. That is also why ranks may run the nodes of a graph in different orders, with as few
-//! threads as they like. Who is alone with a small tensor lends the engine its thread for a moment, see [`Patience`].
+//! threads as they like. Who is alone with a small tensor lends the engine its thread for a moment, see
+//! [`corro_engine::Patience`].
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use corro_core::Error;
-use corro_engine::{Engine, Outcome, Submission, Ticket};
+use corro_engine::{Outcome, Ticket};
 
 use super::api::{Api, Compute, ComputeAsync, Construction, Context, Create, DoneCallback, Status, api};
 use super::done::Done;
@@ -43,49 +43,6 @@ fn run_here(kernel: &Kernel, call: Call) -> Answer<()> {
 
 /// How many calls of kernels wait for the engine.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
-
-/// Tensors up to this many bytes are worth a moment of TensorFlow's thread.
-const SMALL: usize = 64 << 10;
-
-/// Waking others takes up to a few tenths of this where ranks share cores. Who has waited longer for the other ranks had
-/// better left the waiting to them.
-const A_MOMENT: Duration = Duration::from_millis(1);
-
-/// How many calls of a kernel are left to the engine's threads after one that took longer: at first, and at most.
-const PAUSES: (u32, u32) = (8, 1024);
-
-/// Whether the calls of a kernel do the engine's work themselves: if they find the other ranks ready, that saves waking
-/// anybody; if they don't, a thread of TensorFlow's is kept from other work. So who had to wait tries again later, and who
-/// has to wait every time, as the first of a step on the fastest rank, hardly ever.
-#[derive(Default)]
-pub(super) struct Patience {
-    /// Calls until the next attempt.
-    left: AtomicU32,
-    /// The last pause, if the last attempt failed.
-    pause: AtomicU32,
-}
-
-impl Patience {
-    /// Submits a tensor that is the only one under way.
-    fn submit(&self, engine: &Engine, submission: Submission) -> Result<Ticket, Error> {
-        let small = submission.shape.bytes(submission.dtype).is_ok_and(|bytes| bytes <= SMALL);
-        let left = self.left.load(Ordering::Relaxed);
-        if !small || left > 0 {
-            self.left.store(left.saturating_sub(1), Ordering::Relaxed);
-            return engine.submit(submission);
-        }
-        let start = Instant::now();
-        let ticket = engine.submit_and_help(submission)?;
-        let pause = if ticket.has_ended() && start.elapsed() <= A_MOMENT {
-            0
-        } else {
-            (self.pause.load(Ordering::Relaxed) * 2).clamp(PAUSES.0, PAUSES.1)
-        };
-        self.pause.store(pause, Ordering::Relaxed);
-        self.left.store(pause, Ordering::Relaxed);
-        Ok(ticket)
-    }
-}
 
 /// What is still to come of a call, and how to end it.
 struct Pending {
