@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from corro._errors import HorovodInternalError
 from corro._front import basics
-from corro._front.elastic import ObjectState, run_fn
+from corro._front.elastic import ObjectState, restart, run_fn
 from corro._front.objects import broadcast_object
 from corro.tensorflow.functions import broadcast_variables, tf_variable
 
@@ -19,7 +19,7 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
-    return run_fn(_translated(func), _reset)
+    return run_fn(_translated(func), restart)
 
 
 def _translated(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,11 +43,6 @@ def _is_ours(error: Exception) -> bool:
     if isinstance(error, tf.errors.FailedPreconditionError):
         return "has not been initialized; use hvd.init()" in text
     return "Horovod" in text
-
-
-def _reset() -> None:
-    basics.shutdown()
-    basics.init()
 
 
 class TensorFlowKerasState(ObjectState):

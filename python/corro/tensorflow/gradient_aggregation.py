@@ -107,7 +107,8 @@ class LocalGradientAggregationHelper:
                 return tf.constant(True)
 
         def count() -> Any:
-            step = kwargs.get("global_step")
+            # As `apply_gradients(grads_and_vars, global_step)` of TensorFlow 1 has it.
+            step = kwargs.get("global_step", args[1] if len(args) > 1 else None)
             step = step if step is not None else getattr(optimizer, "iterations", None)
             if step is None:
                 return tf.constant(False)
