@@ -205,6 +205,29 @@ def test_backward_passes_in_a_session(average, by_name):
             assert session.run(step) == i + 1
 
 
+def test_backward_passes_in_a_scope_that_reuses_variables():
+    with tf.Graph().as_default(), v1.Session() as session:
+        with v1.variable_scope("model"):
+            v1.get_variable("x", initializer=[[1.0, 1.0]] * 3)
+        rows = v1.placeholder(tf.int32, None)
+        with v1.variable_scope("model", reuse=True):
+            x = v1.get_variable("x")
+            optimizer = hvd.DistributedOptimizer(
+                v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2, sparse_as_dense=True
+            )
+            gradients = [
+                # Neither the slices nor the shape are known before the graph runs.
+                (tf.IndexedSlices(g.values, g.indices, v1.placeholder_with_default(g.dense_shape, None)), v)
+                for g, v in v1.train.GradientDescentOptimizer(1.0).compute_gradients(tf.reduce_sum(tf.gather(x, rows)))
+            ]
+            optimizer._optimizer.compute_gradients = lambda: gradients
+            train = optimizer.apply_gradients(optimizer.compute_gradients())
+        session.run(v1.global_variables_initializer())
+        for _ in range(2):
+            session.run(train, {rows: [1]})
+        np.testing.assert_allclose(session.run(x), [[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0]])
+
+
 @MODES
 def test_aggregation_by_hand(mode):
     calls = []
