@@ -87,6 +87,102 @@ def test_examples(tmp_path: Path) -> None:
     assert accuracy > 50, text
 
 
+# `tf.keras` as Horovod's scripts knew it: what differs from Keras 3 is how layers compute moments and optimizers variables.
+KERAS2 = """
+import numpy as np, tensorflow as tf, corro.tensorflow as hvd
+hvd.init()
+me, size = hvd.rank(), hvd.size()
+assert tf.keras.layers.Layer.__module__.startswith("tf_keras")
+whole = np.random.default_rng(3).normal(2.0, 3.0, [4 * size, 2, 3]).astype("float32")
+mine = slice(4 * me, 4 * me + 4)
+for axis in (1, -1):
+    layer, reference = hvd.SyncBatchNormalization(axis=axis), tf.keras.layers.BatchNormalization(axis=axis)
+    for _ in range(2):
+        got, wanted = layer(whole[mine], training=True), reference(whole, training=True)[mine]
+        np.testing.assert_allclose(got, wanted, atol=1e-4)
+        np.testing.assert_allclose(layer.moving_variance, reference.moving_variance, rtol=1e-4)
+
+for optimizer in (tf.keras.optimizers.Adam(0.1), tf.keras.optimizers.legacy.Adam(0.1)):
+    model = tf.keras.Sequential([tf.keras.layers.Input([3]), tf.keras.layers.Dense(2), tf.keras.layers.Dense(1)])
+    if me == 0:
+        optimizer.apply_gradients([(tf.ones_like(v), v) for v in model.trainable_variables])
+    state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=me)
+    state.sync()
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x))
+        tape = hvd.DistributedGradientTape(tape)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
+    step(tf.fill([2, 3], me + 1.0))
+    everything = [v.numpy().tolist() for v in [*model.variables, *optimizer.variables()]]
+    assert hvd.allgather_object(everything) == [everything] * size
+    assert state.batch == 0 and int(optimizer.iterations) == 2
+"""
+
+
+def test_with_keras_2(tmp_path: Path) -> None:
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("this environment has no tf_keras")
+    script = tmp_path / "job.py"
+    script.write_text(KERAS2)
+    job = run_job(2, sys.executable, str(script), **FEW_THREADS, TF_USE_LEGACY_KERAS="1")
+    assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
+
+
+# A rank is killed in the middle of each of the trainings; those that are left go on.
+ELASTIC = """
+import os, signal, sys
+import tensorflow as tf, corro.tensorflow as hvd
+v1 = tf.compat.v1
+hvd.init()
+
+def train(name, state, step, values):
+    @hvd.elastic.run
+    def run(state):
+        while state.batch < 20:
+            if state.batch == 7 and hvd.rank() == hvd.size() - 1 and hvd.size() == sizes[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step()
+            state.batch += 1
+            state.commit()
+    run(state)
+    assert values() == [20.0, 20.0], values()
+    assert hvd.size() == sizes.pop(0) - 1
+    print(name, "survived", flush=True)
+
+sizes = [4, 3, 2]
+x = tf.Variable([0.0, 0.0])
+# The name of the node says nothing of what it is.
+graph = tf.function(lambda: x.assign_add(hvd.allreduce(tf.ones([2]), name="mine")))
+train("graph", hvd.elastic.TensorFlowState([x], batch=0), graph, lambda: x.numpy().tolist())
+
+y = tf.Variable([0.0, 0.0])
+reduce = tf.function(lambda: hvd.allreduce(tf.ones([2]), name="compiled"), jit_compile=True)
+train("compiled", hvd.elastic.TensorFlowState([y], batch=0), lambda: y.assign_add(reduce()), lambda: y.numpy().tolist())
+
+with tf.Graph().as_default(), v1.Session() as session:
+    z = v1.get_variable("z", initializer=[0.0, 0.0])
+    optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
+    minimize = optimizer.minimize(-tf.reduce_sum(z))
+    session.run(v1.global_variables_initializer())
+    state = hvd.elastic.TensorFlowState(session=session, batch=0)
+    train("session", state, lambda: session.run(minimize), lambda: session.run(z).tolist())
+"""
+
+
+def test_training_survives_lost_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(ELASTIC)
+    options = ["--min-np", "1", "--max-np", "4"]
+    job = run_job(4, *options, sys.executable, str(script), **FEW_THREADS)
+    assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
+    # Each line is written by all who are left: 3, 2 and 1 of them.
+    assert [job.stdout.count(f"{name} survived") for name in ("graph", "compiled", "session")] == [3, 2, 1], job.stdout
+
+
 TRAINING = """
 import sys, tensorflow as tf, corro.tensorflow as hvd
 from corro.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
@@ -106,7 +202,7 @@ def test_a_data_service_beside_the_training(tmp_path: Path) -> None:
     script, config = tmp_path / "training.py", tmp_path / "config.json"
     script.write_text(TRAINING)
     with ThreadPoolExecutor() as pool:
-        worker = [sys.executable, "-m", "corro.tensorflow.data.compute_worker", str(config)]
+        worker = [sys.executable, "-m", "horovod.tensorflow.data.compute_worker", str(config)]
         workers = pool.submit(run_job, 2, *worker, **FEW_THREADS)
         training = pool.submit(run_job, 2, sys.executable, str(script), str(config), **FEW_THREADS)
         for job in (training.result(), workers.result()):

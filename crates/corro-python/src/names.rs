@@ -40,13 +40,10 @@ pub(crate) fn of_group(set: u32, kind: &str, name: Option<&str>) -> Name {
     of(set, format!("grouped_{kind}"), name)
 }
 
-/// The name of an operation whose caller waits for it before the next one: then there is no turn to wait for. Such
+/// The name of an unnamed operation whose caller waits for it before the next one: then there is no turn to wait for. Such
 /// operations are counted apart from those that may be many at once.
-pub(crate) fn of_eager(set: u32, kind: &str, name: Option<&str>) -> String {
-    match name {
-        Some(name) => format!("{kind}.{name}"),
-        None => Stream { set, kind: format!("eager_{kind}") }.next_name(),
-    }
+pub(crate) fn of_eager(set: u32, kind: &str) -> String {
+    Stream { set, kind: format!("eager_{kind}") }.next_name()
 }
 
 fn of(set: u32, kind: String, name: Option<&str>) -> Name {

@@ -6,9 +6,9 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 # The version of Horovod whose interface this is.
@@ -17,11 +17,16 @@ __version__ = "0.28.1"
 _OURS = __name__ + "."
 
 
+def _name_of(name: str) -> str:
+    """How Corro calls `horovod.X`."""
+    return "corro." + name.removeprefix(_OURS)
+
+
 class _SameModule(Loader):
     """Gives an existing module a second name."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module("corro." + spec.name.removeprefix(_OURS))
+        module = importlib.import_module(_name_of(spec.name))
         # The import system is about to write the new name's spec into the module; `exec_module` puts its own back.
         spec.loader_state = module.__spec__
         return module
@@ -30,6 +35,11 @@ class _SameModule(Loader):
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
+    def get_code(self, name: str) -> CodeType | None:
+        """What `python -m horovod.X` runs."""
+        found = importlib.util.find_spec(_name_of(name))
+        return found.loader.get_code(found.name) if found and isinstance(found.loader, InspectLoader) else None
+
 
 class _Finder(MetaPathFinder):
     """Finds `horovod.X` wherever there is a `corro.X`."""
@@ -37,7 +47,7 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         if not name.startswith(_OURS):
             return None
-        found = importlib.util.find_spec("corro." + name.removeprefix(_OURS))
+        found = importlib.util.find_spec(_name_of(name))
         if found is None:
             return None
         is_package = found.submodule_search_locations is not None

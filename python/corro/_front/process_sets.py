@@ -139,6 +139,11 @@ def process_set_by_id(set_id: int) -> ProcessSet:
     return found
 
 
+def ids_and_ranks() -> dict[int, list[int]]:
+    """The registered sets, the global one among them."""
+    return {set_id: list(item.ranks or ()) for set_id, item in sorted({0: global_process_set, **_registered}.items())}
+
+
 def _require_dynamic(what: str) -> None:
     _native.rank()  # raises when not initialised
     if not (_dynamic or flag("DYNAMIC_PROCESS_SETS")):

@@ -6,6 +6,7 @@ from typing import Any
 
 from corro._front import basics
 from corro._front.arguments import Adasum, Average, Max, Min, Product, Sum
+from corro._front.process_sets import ids_and_ranks
 
 
 class HorovodBasics:
@@ -15,6 +16,9 @@ class HorovodBasics:
 
     def __init__(self, *_library_path: str) -> None:
         pass
+
+    def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
+        return ids_and_ranks()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(basics, name)

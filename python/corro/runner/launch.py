@@ -104,3 +104,7 @@ def run_controller(
         js_run()
     else:
         gloo_run()
+
+
+if __name__ == "__main__":
+    run_commandline()

@@ -27,7 +27,9 @@ def _operation(op: int | None, average: bool | None, process_set: AnySet) -> int
     return arguments.reduction(op, average, process_set if isinstance(process_set, ProcessSet) else global_process_set)
 
 
-def _sparse_allreduce(tensor: Any, op: int, scaled: bool, name: str | None, process_set: AnySet) -> Any:
+def _sparse_allreduce(
+    tensor: Any, op: int, scaled: bool, name: str | None, process_set: AnySet, ignore_name_scope: bool
+) -> Any:
     """An allreduce of slices: all ranks' slices together, which add up when they are applied."""
     if op == Adasum:
         raise NotImplementedError(
@@ -38,8 +40,8 @@ def _sparse_allreduce(tensor: Any, op: int, scaled: bool, name: str | None, proc
         raise NotImplementedError("Only Average and Sum reductions are supported for IndexedSlices.")
     if scaled:
         raise NotImplementedError("prescale_factor and postscale_factor are not supported for IndexedSlices.")
-    values = allgather(tensor.values, name and f"{name}_values", process_set=process_set)
-    indices = allgather(tensor.indices, name and f"{name}_indices", process_set=process_set)
+    values = allgather(tensor.values, name and f"{name}_values", ignore_name_scope, process_set)
+    indices = allgather(tensor.indices, name and f"{name}_indices", ignore_name_scope, process_set)
     if op == Average:
         values /= tf.cast(size_op(process_set), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
@@ -62,8 +64,9 @@ def allreduce(
     """The tensors of all ranks, reduced. `IndexedSlices` are gathered."""
     op = _operation(op, average, process_set)
     if isinstance(tensor, tf.IndexedSlices):
+        scaled = prescale_factor != 1.0 or postscale_factor != 1.0
         with on_device(device_sparse):
-            return _sparse_allreduce(tensor, op, prescale_factor != 1.0 or postscale_factor != 1.0, name, process_set)
+            return _sparse_allreduce(tensor, op, scaled, name, process_set, ignore_name_scope)
     with on_device(device_dense):
         packed, context = compression.compress(tf.convert_to_tensor(tensor))
         reduced = _allreduce(packed, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
@@ -88,11 +91,15 @@ def grouped_allreduce(
     if not tensors:
         return list(tensors)
     op = _operation(op, average, process_set)
+    scaling = (prescale_factor, postscale_factor)
     results: list[Any] = [
-        allreduce(tensor, None, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor)
+        allreduce(
+            *(tensor, None, device_dense, device_sparse, compression, op, *scaling),
+            *(name and f"{name}_{i + 1}of{len(tensors)}", process_set, ignore_name_scope),
+        )
         if isinstance(tensor, tf.IndexedSlices)
         else None
-        for tensor in tensors
+        for i, tensor in enumerate(tensors)
     ]
     dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if not dense:
@@ -100,8 +107,7 @@ def grouped_allreduce(
     with on_device(device_dense):
         packed = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
         reduced = _grouped_allreduce(
-            *([tensor for tensor, _ in packed], name, op, prescale_factor, postscale_factor),
-            *(ignore_name_scope, process_set),
+            *([tensor for tensor, _ in packed], name, op, *scaling, ignore_name_scope, process_set)
         )
         for i, tensor, (_, context) in zip(dense, reduced, packed, strict=True):
             results[i] = compression.decompress(tensor, context)

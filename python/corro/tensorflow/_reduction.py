@@ -45,6 +45,11 @@ def key_of(variable: Any) -> Any:
     return variable.ref() if hasattr(variable, "ref") else id(variable)
 
 
+def _name_of(variable: Any) -> Any:
+    """What tells a variable from others: Keras 3 calls all kernels "kernel", and has the layer only in their paths."""
+    return getattr(variable, "path", None) or getattr(variable, "name", None)
+
+
 class Reduction:
     """Reduces lists of gradients, all in the same manner."""
 
@@ -125,10 +130,10 @@ class Reduction:
             return [group for group in split_list(mine, min(self.groups, max(len(mine), 1))) if group]
         if self.groups:
             # By name: Keras may have made other variables of the same name since.
-            group_of = {v.name: number for number, group in enumerate(self.groups) for v in group}
+            group_of = {_name_of(v): number for number, group in enumerate(self.groups) for v in group}
             groups: dict[Any, list[int]] = {}
             for i in mine:
-                groups.setdefault(group_of.get(getattr(variables[i], "name", None), f"alone {i}"), []).append(i)
+                groups.setdefault(group_of.get(_name_of(variables[i]), f"alone {i}"), []).append(i)
             return list(groups.values())
         if not tf.executing_eagerly() or self.options["op"] == Adasum:
             return [[i] for i in mine]

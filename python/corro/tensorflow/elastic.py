@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from corro._errors import HorovodInternalError
 from corro._front import basics
-from corro._front.elastic import ObjectState, run_fn
+from corro._front.elastic import ObjectState, restart, run_fn
 from corro._front.objects import broadcast_object
 from corro.tensorflow.functions import broadcast_variables, tf_variable
 
@@ -19,7 +20,7 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
-    return run_fn(_translated(func), _reset)
+    return run_fn(_translated(func), restart)
 
 
 def _translated(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,25 +30,29 @@ def _translated(func: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return func(state, *args, **kwargs)
-        except (tf.errors.UnknownError, tf.errors.FailedPreconditionError) as error:
+        except tf.errors.OpError as error:
             # What a collective failed with comes through TensorFlow, as TensorFlow's.
-            if _is_ours(error):
+            if is_lost_collective(error):
                 raise HorovodInternalError(str(error)) from error
             raise
 
     return wrapper
 
 
-def _is_ours(error: Exception) -> bool:
-    text = str(error)
-    if isinstance(error, tf.errors.FailedPreconditionError):
-        return "has not been initialized; use hvd.init()" in text
-    return "Horovod" in text
+# What the engine says when no collective can run any more, as long as the ranks are who they are.
+_LOST = re.compile(
+    r"Horovod has been shut down|has not been initialized; use hvd\.init\(\)|lost rank \d+ on |"
+    r"the hosts of this job have changed|called off before all ranks had begun"
+)
 
 
-def _reset() -> None:
-    basics.shutdown()
-    basics.init()
+def is_lost_collective(error: tf.errors.OpError) -> bool:
+    """Whether this is the failure of a collective that can be tried again with other ranks.
+
+    Only the text tells. A node has the name that the program gave it, and compiled code fails with `InternalError`
+    whatever the reason was.
+    """
+    return bool(_LOST.search(str(error))) or (isinstance(error, tf.errors.UnknownError) and "Horovod" in str(error))
 
 
 class TensorFlowKerasState(ObjectState):
@@ -58,6 +63,7 @@ class TensorFlowKerasState(ObjectState):
         if not _is_built(model):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.optimizer = optimizer or getattr(model, "optimizer", None)
+        _make_variables(self.optimizer, model.trainable_variables)
         self.backend = backend
         self._saved_values: list[Any] = []
         self._save_values()
@@ -89,6 +95,14 @@ class TensorFlowKerasState(ObjectState):
         broadcast_variables(self._variables(), root_rank=0)
         self._save_values()
         super().sync()
+
+
+def _make_variables(optimizer: Any, variables: Any) -> None:
+    """All ranks must have the same variables to send, also those that have not trained yet."""
+    # Optimizers of Keras 2's old kind make theirs by a function of their own.
+    make = getattr(optimizer, "build", None) or getattr(optimizer, "_create_all_weights", None)
+    if make is not None and not getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+        make(variables)
 
 
 def _is_built(model: Any) -> bool:

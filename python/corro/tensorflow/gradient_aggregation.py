@@ -41,14 +41,16 @@ class LocalGradientAggregationHelper:
         # The turn whose gradients were computed last: whether it was the k-th.
         self._is_due: Any = None
 
-    def _make_variables(self, gradients: Sequence[Any]) -> None:
+    def _make_variables(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         if self.counter is not None:
             return
         with tf.init_scope():
             self.counter = _local_variable(0, tf.int32, "aggregation_counter")
             self.sums = [
-                gradient if gradient is None else _local_variable(_zeros_like(gradient), gradient.dtype, f"sum_{i}")
-                for i, gradient in enumerate(gradients)
+                gradient
+                if gradient is None
+                else _local_variable(_zeros(gradient, variable), gradient.dtype, f"sum_{i}")
+                for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
             ]
 
     def _dense(self, gradient: Any) -> Any:
@@ -65,7 +67,7 @@ class LocalGradientAggregationHelper:
         gradients = [self._dense(gradient) for gradient in grads]
         if self.backward_passes_per_step == 1:
             return list(self._reduce(gradients, vars))
-        self._make_variables(gradients)
+        self._make_variables(gradients, vars)
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         added = [self.sums[i].assign_add(gradients[i], read_value=False) for i in present]
         counted = self.counter.assign_add(1, read_value=False)
@@ -107,7 +109,8 @@ class LocalGradientAggregationHelper:
                 return tf.constant(True)
 
         def count() -> Any:
-            step = kwargs.get("global_step")
+            # As `apply_gradients(grads_and_vars, global_step)` of TensorFlow 1 has it.
+            step = kwargs.get("global_step", args[1] if len(args) > 1 else None)
             step = step if step is not None else getattr(optimizer, "iterations", None)
             if step is None:
                 return tf.constant(False)
@@ -117,8 +120,10 @@ class LocalGradientAggregationHelper:
         return tf.cond(self._is_due, apply, count)
 
 
-def _zeros_like(gradient: Any) -> Any:
-    return tf.zeros(gradient.shape, gradient.dtype)
+def _zeros(gradient: Any, variable: Any) -> Any:
+    # A graph does not always know the shape of a gradient, above all if it was made of slices.
+    known = tf.TensorShape(gradient.shape).is_fully_defined()
+    return tf.zeros(gradient.shape if known else variable.shape, gradient.dtype)
 
 
 def _local_variable(value: Any, dtype: Any, name: str) -> Any:
@@ -126,10 +131,11 @@ def _local_variable(value: Any, dtype: Any, name: str) -> Any:
     if tf.executing_eagerly():
         return tf.Variable(value, trainable=False, dtype=dtype, name=name)
     collections = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES, tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
-    return tf.compat.v1.get_variable(
-        f"corro_{name}_{tf.compat.v1.get_default_graph().unique_name(name)}",
-        initializer=tf.convert_to_tensor(value, dtype),
+    # Not `get_variable`, which asks the scope that the program is in: in one that reuses variables there is none to reuse.
+    return tf.compat.v1.Variable(
+        tf.convert_to_tensor(value, dtype),
         trainable=False,
         use_resource=True,
         collections=collections,
+        name=f"corro_{name}",
     )

@@ -22,10 +22,11 @@ from corro._front.process_sets import (
     global_process_set,
     remove_process_set,
 )
+from corro.common.basics import HorovodBasics
 from corro.common.util import num_rank_is_power_2
 from corro.tensorflow import _xla
 from corro.tensorflow._library import library
-from corro.tensorflow.util import as_it_is, is_keras_variable
+from corro.tensorflow.util import InvalidArgument, as_it_is, is_keras_variable
 
 # A process set, its number, or a scalar int32 tensor with the number, which is read when the operation runs.
 AnySet = Any
@@ -61,6 +62,10 @@ __all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
 ]
 
 
+# Kept for scripts that reach for the object behind the functions above.
+_basics = HorovodBasics()
+
+
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
     """The reduce op that `op` and its predecessor `average` ask for."""
     return arguments.reduction(op, average, global_process_set)
@@ -83,8 +88,7 @@ def _where(process_set: AnySet) -> dict[str, Any]:
     """The arguments of a node that say which process set is meant."""
     if isinstance(process_set, ProcessSet):
         if process_set.process_set_id is None:
-            # Not a class of our own: AutoGraph passes only Python's on to the caller of a tf.function.
-            raise ValueError(f"{process_set} does not exist, or has not been registered.")
+            raise InvalidArgument(None, None, f"{process_set} does not exist, or has not been registered.")
         return {"process_set": [], "process_set_id": process_set.process_set_id}
     if tf.is_tensor(process_set) or isinstance(process_set, tf.Variable):
         return {"process_set": [tf.cast(process_set, tf.int32)]}
@@ -246,7 +250,10 @@ def alltoall(
     `splits` says how many rows go to each rank; then the result is a pair with how many came from each.
     """
     tensor = _tensor(tensor)
-    rows = tf.convert_to_tensor([] if splits is None else splits, tf.int32)
+    try:
+        rows = tf.convert_to_tensor([] if splits is None else splits, tf.int32)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(None, None, f"alltoall takes its splits as 32-bit integers: {error}") from error
     _xla.refuse("alltoall")
     output, received = library.horovod_alltoall(
         tensor, splits=rows, **_where(process_set), **_called("HorovodAlltoall", name, [tensor], ignore_name_scope)

@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from corro._front import basics
 from corro._front.arguments import Adasum, Average
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.tensorflow._dense import allreduce
@@ -170,7 +169,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups = checked_groups(groups, num_groups)
 
     if isinstance(optimizer, _Legacy):
-        if op == Adasum and (basics.size() > 1 or process_set is not global_process_set):
+        if op == Adasum:
             if process_set is not global_process_set:
                 raise NotImplementedError("Adasum does not support non-global process sets yet.")
             options = {"device_dense": device_dense, "device_sparse": device_sparse, "compression": compression}

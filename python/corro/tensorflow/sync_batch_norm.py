@@ -17,13 +17,20 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
+        if _chooses_a_kernel:
+            kwargs["fused"] = False
         super().__init__(**kwargs)
 
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        mean, variance = super()._moments(inputs, mask)
+    def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        # Keras 3 says (mask), Keras 2 says (reduction_axes, keep_dims, mask).
+        mean, variance = super()._moments(inputs, *args, **kwargs)
         if not basics.is_initialized() or (basics.size() == 1 and not basics.elastic_enabled()):
             return mean, variance
         # The mean of the squares can be averaged; a variance, which is about a rank's own mean, cannot.
         together = _allreduce(tf.stack([mean, variance + tf.square(mean)]), op=Average)
         mean, square = tf.unstack(together)
         return mean, tf.maximum(square - tf.square(mean), 0)
+
+
+# Keras 2, whose fused kernel computes its own moments; Keras 3 has no such choice.
+_chooses_a_kernel = hasattr(tf.keras.layers.BatchNormalization, "_fused_can_be_used")

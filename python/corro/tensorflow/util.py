@@ -13,6 +13,14 @@ import tensorflow as tf
 as_it_is = tf.autograph.experimental.do_not_convert
 
 
+class InvalidArgument(tf.errors.InvalidArgumentError, ValueError, TypeError):
+    """An argument that was refused before there was a node.
+
+    It is TensorFlow's class and Python's: which of them a program expects depends on whether TensorFlow's Python, its graph
+    or a kernel was the first to notice.
+    """
+
+
 def _executing_eagerly() -> bool:
     return tf.executing_eagerly()
 

@@ -13,7 +13,6 @@ import torch
 
 from corro import _native
 from corro._errors import HorovodInternalError
-from corro._front import basics
 from corro._front.arguments import (
     Adasum,
     Average,
@@ -31,6 +30,7 @@ from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lis
 from corro._front.basics import __all__ as _basic_names
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._front.waiting import barrier, poll, synchronize
+from corro.common.basics import HorovodBasics
 from corro.torch import _autograd, _compiled, _eager
 from corro.torch._grouped import (
     grouped_allgather,
@@ -297,4 +297,4 @@ def join(device: int = -1) -> int:
 
 
 # Kept for scripts that reach for the object behind the functions above.
-_basics = basics
+_basics = HorovodBasics()

@@ -162,6 +162,29 @@ def test_slices_are_gathered(mode, op):
     np.testing.assert_allclose(runs(mode, reduce, tf.fill([2, 2], me + 1.0)), wanted / divisor)
 
 
+@MODES
+def test_slices_in_a_group_stay_in_their_process_set(mode):
+    size, me = hvd.size(), hvd.rank()
+    if size < 3:
+        return
+    some = hvd.add_process_set(range(size - 1))
+
+    def reduce():
+        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([me]), dense_shape=tf.constant([size, 2]))
+        # As in a model that has other scopes on every rank.
+        with tf.name_scope(f"rank{me}"):
+            dense, gathered = hvd.grouped_allreduce(
+                [tf.ones([2]), slices], op=hvd.Sum, process_set=some, name="both", ignore_name_scope=True
+            )
+        return dense, tf.convert_to_tensor(gathered)
+
+    if some.included():
+        dense, gathered = runs(mode, reduce)
+        np.testing.assert_allclose(dense, [size - 1] * 2)
+        np.testing.assert_allclose(gathered, [[1.0, 1.0]] * (size - 1) + [[0.0, 0.0]])
+    assert hvd.remove_process_set(some)
+
+
 def test_slices_that_cannot_be_reduced():
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), dense_shape=tf.constant([3, 2]))
     for options in ({"op": hvd.Adasum}, {"op": hvd.Max}, {"prescale_factor": 2.0}):
@@ -273,6 +296,26 @@ def test_errors_keep_their_kind():
     with pytest.raises(tf.errors.InvalidArgumentError, match="1D splits"):
         hvd.alltoall(tf.ones([size]), splits=[[1] * size])
     np.testing.assert_allclose(hvd.allreduce(tf.ones([1]), name="fine again"), [1.0])
+
+
+@MODES
+def test_different_operations_under_one_name_are_an_error(mode):
+    if hvd.size() == 1:
+        return
+    operation = hvd.allgather if hvd.rank() == 0 else hvd.allreduce
+    with pytest.raises(tf.errors.FailedPreconditionError, match="Mismatched operations"):
+        runs(mode, lambda x: operation(x, name=f"one name {mode}"), tf.ones([2]))
+
+
+@MODES
+@pytest.mark.parametrize("kind", [tf.errors.InvalidArgumentError, ValueError, TypeError])
+def test_what_is_refused_without_a_node_is_an_error_of_every_kind(mode, kind):
+    """Programs expect one or the other, as Horovod's TensorFlow, graph or kernel would notice first."""
+    with pytest.raises(kind, match="32-bit integers"):
+        runs(mode, lambda x: hvd.alltoall(x, tf.ones([hvd.size()], tf.int64)), tf.ones([hvd.size()]))
+    unregistered = hvd.ProcessSet([0])
+    with pytest.raises(kind, match="has not been registered"):
+        runs(mode, lambda x: hvd.allreduce(x, process_set=unregistered), tf.ones([1]))
 
 
 def test_an_error_in_a_graph_reaches_the_caller():

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import corro.tensorflow as hvd
+from corro.tensorflow._reduction import Reduction
 
 v1 = tf.compat.v1
 MODES = pytest.mark.parametrize("mode", ["eager", "graph"])
@@ -52,6 +53,30 @@ def test_a_tape_gives_the_mean_of_all_ranks(mode, options):
     np.testing.assert_allclose(of_a, mean_of(lambda rank: [3.0 * (rank + 1)] * 2))
     np.testing.assert_allclose(of_b, mean_of(lambda rank: 3.0 * (rank + 1)))
     assert nothing is None
+
+
+def test_generic_names_of_slices_ignore_scopes():
+    table = tf.Variable(tf.ones([hvd.size(), 2]))
+
+    @tf.function
+    def compute():
+        with tf.name_scope(f"rank{hvd.rank()}"):
+            with tf.GradientTape() as tape:
+                value = tf.reduce_sum(tf.gather(table, [hvd.rank()]))
+            tape = hvd.DistributedGradientTape(tape, op=hvd.Sum)
+            return tf.convert_to_tensor(tape.gradient(value, [table], use_generic_names=True)[0])
+
+    np.testing.assert_allclose(compute(), np.ones([hvd.size(), 2]))
+
+
+def test_groups_tell_variables_of_keras_apart():
+    """Keras 3 calls the kernels of all layers "kernel"."""
+    layers = [tf.keras.layers.Dense(1, name=f"layer{i}") for i in range(3)]
+    for layer in layers:
+        layer.build([None, 2])
+    kernels = [layer.kernel for layer in layers]
+    reduction = Reduction(groups=[kernels[:2], kernels[2:]])
+    assert reduction._groups([0, 1, 2], kernels, [tf.zeros([2, 1])] * 3) == [[0, 1], [2]]
 
 
 @MODES
@@ -151,7 +176,8 @@ def test_an_optimizer_of_tensorflow_1_in_a_session():
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_backward_passes_in_a_session(average):
+@pytest.mark.parametrize("by_name", [False, True])
+def test_backward_passes_in_a_session(average, by_name):
     passes = 3
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.get_variable("x", initializer=[1.0], use_resource=True)
@@ -162,7 +188,11 @@ def test_backward_passes_in_a_session(average):
             backward_passes_per_step=passes,
             average_aggregated_gradients=average,
         )
-        train = optimizer.minimize(tf.reduce_sum(x * feed), global_step=step)
+        gradients = optimizer.compute_gradients(tf.reduce_sum(x * feed))
+        if by_name:
+            train = optimizer.apply_gradients(gradients, global_step=step)
+        else:
+            train = optimizer.apply_gradients(gradients, step)
         session.run(v1.global_variables_initializer())
         wanted, total = 1.0, 0.0
         for i in range(6):
@@ -173,6 +203,29 @@ def test_backward_passes_in_a_session(average):
                 total = 0.0
             np.testing.assert_allclose(session.run(x), [wanted], rtol=1e-6)
             assert session.run(step) == i + 1
+
+
+def test_backward_passes_in_a_scope_that_reuses_variables():
+    with tf.Graph().as_default(), v1.Session() as session:
+        with v1.variable_scope("model"):
+            v1.get_variable("x", initializer=[[1.0, 1.0]] * 3)
+        rows = v1.placeholder(tf.int32, None)
+        with v1.variable_scope("model", reuse=True):
+            x = v1.get_variable("x")
+            optimizer = hvd.DistributedOptimizer(
+                v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2, sparse_as_dense=True
+            )
+            gradients = [
+                # Neither the slices nor the shape are known before the graph runs.
+                (tf.IndexedSlices(g.values, g.indices, v1.placeholder_with_default(g.dense_shape, None)), v)
+                for g, v in v1.train.GradientDescentOptimizer(1.0).compute_gradients(tf.reduce_sum(tf.gather(x, rows)))
+            ]
+            optimizer._optimizer.compute_gradients = lambda: gradients
+            train = optimizer.apply_gradients(optimizer.compute_gradients())
+        session.run(v1.global_variables_initializer())
+        for _ in range(2):
+            session.run(train, {rows: [1]})
+        np.testing.assert_allclose(session.run(x), [[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0]])
 
 
 @MODES
@@ -201,6 +254,7 @@ def test_adasum_of_tensorflow_1_combines_what_the_steps_changed():
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.get_variable("x", initializer=[4.0, 5.0], use_resource=True)
         optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum)
+        assert optimizer.get_name() == "DistributedDeltaGradientDescentOptimizer"
         train = optimizer.minimize(tf.reduce_sum(x * tf.constant([1.0, 2.0])))
         session.run(v1.global_variables_initializer())
         session.run(train)
@@ -292,16 +346,35 @@ def test_states_begin_alike_and_go_back():
         hvd.elastic.TensorFlowKerasState(tf.keras.Sequential([tf.keras.layers.Dense(2)]))
 
 
-def test_a_lost_collective_is_an_internal_error_to_elastic_training():
+def test_a_rank_that_has_not_trained_has_all_variables_to_send():
+    model = tf.keras.Sequential([tf.keras.layers.Input([3]), tf.keras.layers.Dense(2)])
+    optimizer = tf.keras.optimizers.Adam(0.1)
+    if hvd.rank() == 0:
+        optimizer.apply([tf.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
+    state = hvd.elastic.TensorFlowKerasState(model, optimizer)
+    state.sync()
+    mine = [tf.convert_to_tensor(v).numpy().tolist() for v in optimizer.variables]
+    assert hvd.allgather_object(mine) == [mine] * hvd.size()
+    assert int(optimizer.iterations) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (tf.errors.UnknownError(None, None, "Horovod has been shut down (by rank 1)\n [[{{node mine}}]]"), True),
+        (tf.errors.UnknownError(None, None, "lost rank 1 on node7: its process has exited [[{{node mine}}]]"), True),
+        (tf.errors.UnknownError(None, None, "any reason [[{{node HorovodAllreduce_grad_0}}]]"), True),
+        (tf.errors.InternalError(None, None, "lost rank 1 on node7: connection reset (in compiled code)"), True),
+        (tf.errors.FailedPreconditionError(None, None, "Horovod has not been initialized; use hvd.init()."), True),
+        (tf.errors.FailedPreconditionError(None, None, "Mismatched data types [[{{node HorovodAllreduce}}]]"), False),
+        (tf.errors.UnknownError(None, None, "a disk is full"), False),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_lost_collective_is_an_internal_error_to_elastic_training(error, lost):
     def fail(state):
-        raise tf.errors.UnknownError(None, None, "Horovod has been shut down")
+        raise error
 
     state = hvd.elastic.TensorFlowState([tf.Variable(1.0)])
-    with pytest.raises(hvd.HorovodInternalError):
+    with pytest.raises(hvd.HorovodInternalError if lost else type(error)):
         hvd.elastic._translated(fail)(state)
-
-    def other(state):
-        raise tf.errors.UnknownError(None, None, "a disk is full")
-
-    with pytest.raises(tf.errors.UnknownError):
-        hvd.elastic._translated(other)(state)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import corro
 import corro.tensorflow as hvd
+from corro.tensorflow.data.compute_service import TfDataServiceConfig
 
 
 def inter_op_threads():
@@ -104,7 +105,23 @@ def test_horovods_names():
     from horovod.tensorflow.mpi_ops import _allreduce, _normalize_name
 
     assert _normalize_name("a/b:0") == "a_b_0"
+    some = hvd.add_process_set([0]) if hvd.size() > 1 else None
+    known = {0: list(range(hvd.size()))} | ({some.process_set_id: [0]} if some else {})
+    assert importlib.import_module("horovod.common.process_sets").get_process_set_ids_and_ranks() == known
+    assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == known
+    assert some is None or hvd.remove_process_set(some)
     assert _allreduce(tf.ones([2]), op=hvd.Sum).numpy().tolist() == [float(hvd.size())] * 2
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [[("10.0.0.1", 4000), ("127.0.0.1", 4000)], {"eth0": [("10.0.0.1", 4000)], "lo": [("127.0.0.1", 4000)]}],
+)
+def test_the_file_of_a_data_service(addresses, tmp_path):
+    config = TfDataServiceConfig(2, 3, "compute", addresses, b"key", timeout=5)
+    config.write(str(tmp_path / "config.json"))
+    assert TfDataServiceConfig.read(str(tmp_path / "config.json")) == config
+    assert config.compute_client(verbose=2)._addresses == [("10.0.0.1", 4000), ("127.0.0.1", 4000)]
 
 
 @pytest.mark.skipif(os.environ.get("CORRO_SIZE") == "1", reason="needs somebody to wait for")

@@ -139,7 +139,11 @@ hvd.init(); assert corro.is_initialized()
 """
     shim = Path(__file__).parents[2] / "corro-horovod"
     path = os.pathsep.join([str(shim), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": path}, timeout=120)
+    env = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", script], check=True, env=env, timeout=120)
+    module = [sys.executable, "-m", "horovod.runner.launch", "-np", "2", sys.executable, "-c", "print('as a program')"]
+    job = subprocess.run(module, check=True, env=env, timeout=120, capture_output=True, text=True)
+    assert job.stdout.count("as a program") == 2
 
 
 def test_without_a_framework():

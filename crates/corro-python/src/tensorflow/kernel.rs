@@ -113,6 +113,12 @@ impl Kernel {
         }
     }
 
+    /// What other ranks know the tensor by. A node's name is all of it, as in Horovod: if ranks have different operations
+    /// under one name, that is an error and not a wait for ever.
+    fn name_in(&self, set: u32, kind: &str) -> String {
+        self.name.clone().unwrap_or_else(|| names::of_eager(set, kind))
+    }
+
     /// Submits what this call of the kernel is for.
     pub(super) fn submissions(&self, call: Call) -> Answer<Vec<Submission>> {
         match self.op {
@@ -120,7 +126,7 @@ impl Kernel {
                 // The last input may be the process set; which one is, the outputs tell.
                 let count = call.outputs();
                 let set = self.set(call, count)?;
-                let group = names::of_eager(set, &format!("grouped_{}", self.word()), self.name.as_deref());
+                let group = self.name_in(set, &format!("grouped_{}", self.word()));
                 (0..count)
                     .map(|i| self.submission(call, i, set, format!("{group}_{}of{count}", i + 1), Vec::new()))
                     .collect()
@@ -129,12 +135,12 @@ impl Kernel {
             Op::Alltoall => {
                 let set = self.set(call, 2)?;
                 let splits = splits(&call.input(1)?)?;
-                let name = names::of_eager(set, self.word(), self.name.as_deref());
+                let name = self.name_in(set, self.word());
                 Ok(vec![self.submission(call, 0, set, name, splits)?])
             }
             _ => {
                 let set = self.set(call, 1)?;
-                let name = names::of_eager(set, self.word(), self.name.as_deref());
+                let name = self.name_in(set, self.word());
                 Ok(vec![self.submission(call, 0, set, name, Vec::new())?])
             }
         }

@@ -35,19 +35,21 @@ class TfDataServiceConfig:
     dispatchers: int
     workers_per_dispatcher: int
     dispatcher_side: str
-    addresses: list[tuple[str, int]]
+    # As a list, or by interface: {"eth0": [("10.0.0.1", 4000)]}.
+    addresses: Any
     key: bytes
     timeout: int = 60
 
     def compute_client(self, verbose: int = 1) -> ComputeClient:
-        return ComputeClient(self.addresses, self.key, self.timeout)
+        by_interface = self.addresses.values() if isinstance(self.addresses, dict) else [self.addresses]
+        return ComputeClient([tuple(address) for some in by_interface for address in some], self.key, self.timeout)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "dispatchers": self.dispatchers,
             "workers_per_dispatcher": self.workers_per_dispatcher,
             "dispatcher_side": self.dispatcher_side,
-            "addresses": [list(address) for address in self.addresses],
+            "addresses": _each_address(self.addresses, list),
             "key": self.key.hex(),
             "timeout": self.timeout,
         }
@@ -58,7 +60,7 @@ class TfDataServiceConfig:
             dispatchers=config["dispatchers"],
             workers_per_dispatcher=config["workers_per_dispatcher"],
             dispatcher_side=config["dispatcher_side"],
-            addresses=[(host, port) for host, port in config["addresses"]],
+            addresses=_each_address(config["addresses"], tuple),
             key=bytes.fromhex(config["key"]),
             timeout=config.get("timeout", 60),
         )
@@ -76,6 +78,13 @@ class TfDataServiceConfig:
             time.sleep(LOOK)
         with open(filename) as file:
             return TfDataServiceConfig.from_dict(json.load(file))
+
+
+def _each_address(addresses: Any, kind: type) -> Any:
+    """The same addresses, each as a list (which JSON has) or as a tuple (which sockets take)."""
+    if isinstance(addresses, dict):
+        return {interface: _each_address(some, kind) for interface, some in addresses.items()}
+    return [kind(address) for address in addresses]
 
 
 class ComputeService:
