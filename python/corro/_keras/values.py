@@ -50,14 +50,17 @@ class Values:
         return compression.decompress(self._tensor(reduced), context)
 
     def allgather(self, value: Any, name: str | None) -> Any:
-        return self._tensor(hvd.allgather(as_array(self._keras, value), name))
+        return self._tensor(hvd.allgather(self._array(value), name))
 
     def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        array = np.array(as_array(self._keras, value))
-        return self._tensor(hvd.broadcast_(array, root_rank, name))
+        return self._tensor(hvd.broadcast_(np.array(self._array(value)), root_rank, name))
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        return self._tensor(hvd.reducescatter(as_array(self._keras, value), name, op))
+        return self._tensor(hvd.reducescatter(self._array(value), name, op))
+
+    def _array(self, value: Any) -> Any:
+        """With the dtype that the backend gives to numbers and lists, which is not NumPy's."""
+        return as_array(self._keras, self._tensor(value))
 
 
 def broadcast_variables(

@@ -452,7 +452,20 @@ def test_gradients_of_embeddings(dense):
 def test_values():
     size, mine = hvd.size(), hvd.rank() + 1.0
     assert float(hvd.allreduce(mine)) == ranks().mean()
-    np.testing.assert_allclose(array(hvd.allreduce(np.array([mine, 2.0]), op=hvd.Sum)), [ranks().sum(), 2.0 * size])
+    for options in ({"average": False}, {"average": None, "op": hvd.Sum}):
+        np.testing.assert_allclose(
+            array(hvd.allreduce(np.array([mine, 2.0]), "sum", **options)), [ranks().sum(), 2.0 * size]
+        )
+    np.testing.assert_allclose(array(hvd.allreduce(variable([mine]), None, None, 2.0, 3.0)), [6 * ranks().mean()])
+    # `horovod.keras` has `average=True`, `horovod.tensorflow.keras` has None.
+    if hvd.__name__ == "corro.keras":
+        with pytest.raises(ValueError, match="supersedes average"):
+            hvd.allreduce(mine, op=hvd.Sum)
+    else:
+        assert float(hvd.allreduce(mine, op=hvd.Sum)) == ranks().sum()
+    # Numbers and lists have the dtype that the backend gives them, not NumPy's.
+    for result in (hvd.allreduce(1.0), hvd.broadcast([1.0], 0), hvd.allgather([1.0]), hvd.reducescatter([1.0])):
+        assert array(result).dtype == "float32"
     np.testing.assert_allclose(array(hvd.allreduce(tensor([mine]), compression=hvd.Compression.fp16)), [ranks().mean()])
     np.testing.assert_allclose(array(hvd.allgather([[mine]])), ranks()[:, None])
     np.testing.assert_allclose(array(hvd.broadcast([mine], root_rank=size - 1)), [size])
