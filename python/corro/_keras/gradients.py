@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,11 +15,11 @@ from corro.common.util import split_list
 def common_name(variable: Any, position: int) -> str:
     """The name by which ranks find each other's gradient of the variable at this position.
 
-    Not the numbers in the variable's own name: Keras counts layers as it makes them, and a rank that has made more,
-    say by loading a model, calls its `dense` `dense_1`.
+    Not by the variable's path, which tells what else a rank has made before: a second `dense` is `dense_1`, and a model
+    that one rank has loaded and the others have built has `dense/kernel` where they have `sequential/dense/kernel`.
     """
-    path = getattr(variable, "path", None) or variable.name
-    return f"{re.sub('_?[0-9]+', '', path)}.{position}"
+    own_name = variable.name.rsplit("/", 1)[-1].split(":")[0]
+    return f"{own_name.rstrip('_0123456789')}.{position}"
 
 
 def same_variable(variable: Any) -> int:

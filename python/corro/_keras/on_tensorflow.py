@@ -49,8 +49,22 @@ def allreduce_sparse(tensor: Any, name: str, op: int, compression: Any, process_
 
 
 def _op_name(name: str) -> str:
-    """The same name in every scope, of characters that may be in a node's name."""
-    return "".join(char if char.isascii() and (char.isalnum() or char in "_.") else "_" for char in name)
+    """The same name in every scope, of characters that may be in a node's name.
+
+    Two optimizers of a step may be at work at the same time, each in a branch of its own, where TensorFlow does not know
+    that a name is taken: names are counted in the graph around the branches. Not in the one around that, where a rank
+    whose optimizer must make its variables first traces the same step twice.
+    """
+    clean = "".join(char if char.isascii() and (char.isalnum() or char in "_.") else "_" for char in name)
+    if tf.executing_eagerly():
+        return clean
+    graph = tf.compat.v1.get_default_graph()
+    while type(graph).__name__ in ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph"):
+        graph = graph.outer_graph
+    taken = graph.get_collection_ref("names of Corro's operations")
+    times = taken.count(clean)
+    taken.append(clean)
+    return f"{clean}_{times}" if times else clean
 
 
 def is_sparse(tensor: Any) -> bool:

@@ -91,11 +91,21 @@ def broadcast_variables(
 
 
 def average_metrics(keras: Any, logs: dict[str, Any]) -> None:
-    """Replaces each number in `logs` by its average over the ranks."""
-    names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and not isinstance(value, str))
-    handles = []
-    for name in names:
-        value = np.asarray(as_array(keras, logs[name]), np.float64)
-        handles.append(hvd.allreduce_async(value, name=f"metric.{name}", op=Average))
-    for name, handle in zip(names, handles, strict=True):
-        logs[name] = float(hvd.synchronize(handle))
+    """Replaces the numbers and arrays in `logs` by their averages over the ranks."""
+    handles = {}
+    for name in sorted(logs):
+        array = _as_numbers(keras, logs[name])
+        if array is not None:
+            handles[name] = hvd.allreduce_async(array, name=f"metric.{name}", op=Average)
+    for name, handle in handles.items():
+        average = hvd.synchronize(handle)
+        logs[name] = average if average.ndim else float(average)
+
+
+def _as_numbers(keras: Any, value: Any) -> Any:
+    if value is None or isinstance(value, (str, bytes, dict)):
+        return None
+    try:
+        return np.asarray(as_array(keras, value), np.float64)
+    except (TypeError, ValueError):
+        return None  # nothing that has an average
