@@ -105,7 +105,7 @@ def _keras3_twin(keras: Any, optimizer: Any, settings: Settings) -> Any:
     def from_config(_: type, *args: Any, **kwargs: Any) -> Any:
         return distributed(keras, cls.from_config(*args, **kwargs), settings)
 
-    namespace = {
+    namespace: dict[str, Any] = {
         "__module__": cls.__module__,
         "__doc__": cls.__doc__,
         "_made_from": cls,
