@@ -103,7 +103,7 @@ def _keras3_twin(keras: Any, optimizer: Any, settings: Settings) -> Any:
     cls = type(optimizer)
 
     def from_config(_: type, *args: Any, **kwargs: Any) -> Any:
-        return distributed(keras, cls.from_config(*args, **kwargs), settings)
+        return _distributed_again(cls.from_config(*args, **kwargs), settings, keras)
 
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
@@ -127,9 +127,11 @@ def _keras2_twin(optimizer: Any) -> Any:
     return new
 
 
-def _distributed_again(optimizer: Any, settings: Settings) -> Any:
-    """Undoes `__reduce__`."""
-    return distributed(importlib.import_module("keras"), optimizer, settings)
+def _distributed_again(optimizer: Any, settings: Settings, keras: Any = None) -> Any:
+    """A distributed optimizer from the plain copy of one."""
+    if settings.backward_passes_per_step > 1:
+        optimizer.gradient_accumulation_steps = None  # the copy has learned these from the settings
+    return distributed(keras or importlib.import_module("keras"), optimizer, settings)
 
 
 def _source(optimizer: Any) -> Any:

@@ -17,6 +17,7 @@ from keras_help import (
     model_of,
     ranks,
     state_of,
+    tensor,
 )
 
 import corro.keras as hvd
@@ -92,10 +93,12 @@ def test_what_the_wrapper_is():
     assert int(array(inner.iterations)) == 0
 
 
-def test_configs_and_copies_are_distributed():
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_configs_and_copies_are_distributed(passes):
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, backward_passes_per_step=passes)
     config = optimizer.get_config()
-    assert config == keras.optimizers.SGD(1.0, name=config["name"]).get_config()
+    if passes == 1:
+        assert config == keras.optimizers.SGD(1.0, name=config["name"]).get_config()
     copies = [
         optimizer.from_config(config),
         type(optimizer).from_config(config),
@@ -106,8 +109,13 @@ def test_configs_and_copies_are_distributed():
     ]
     for each in copies:
         assert each.get_config() == config
-        after, _ = apply_once(each, [np.array([hvd.rank() + 1.0])])
-        np.testing.assert_allclose(after[0], [-ranks().sum()])
+        after, variables = apply_once(each, [np.array([hvd.rank() + 1.0])])
+        if passes == 2:
+            np.testing.assert_array_equal(after[0], [0.0])
+            each.apply([tensor([1.0])], variables)
+            np.testing.assert_allclose(array(variables[0]), [-ranks().sum() - hvd.size()])
+        else:
+            np.testing.assert_allclose(after[0], [-ranks().sum()])
 
 
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Ftrl", "Lion", "Nadam", "RMSprop"]
