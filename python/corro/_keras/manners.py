@@ -6,8 +6,7 @@
 | `compile(jit_compile=...)` | where XLA can't hold what reduces gradients, "auto" avoids it and `True` is refused |
 | `LossScaleOptimizer` | whether gradients are finite is decided together: ranks that skip different steps wait forever |
 
-Each is a method of Keras's that asks us first; nothing changes for models without a distributed optimizer, except the
-progress bar.
+Each is a method of Keras's that asks us first; nothing changes for models with a plain optimizer, except the progress bar.
 """
 
 from __future__ import annotations
