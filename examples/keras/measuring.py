@@ -62,7 +62,7 @@ def train(model: keras.Model, optimizer: keras.optimizers.Optimizer, chosen: arg
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     model.fit(batches(), steps_per_epoch=steps, epochs=1, verbose=0, callbacks=[broadcast, clock])
     median = statistics.median(clock.times)
-    rate = float(hvd.allreduce(chosen.batch_size / median, op=hvd.Sum, name="rate"))
+    rate = hvd.size() * float(hvd.allreduce(chosen.batch_size / median, name="rate"))
     if hvd.rank() == 0:
         name = keras.backend.backend()
         print(

@@ -1,4 +1,4 @@
-"""Runs the cases of `parallel/keras_cases.py` on all ranks of jobs, for each backend of Keras that is installed here."""
+"""Runs the cases of `parallel/keras_*cases.py` on all ranks of jobs, for each backend of Keras that is installed here."""
 
 from __future__ import annotations
 
@@ -28,18 +28,23 @@ def run(size: int, backend: str, *command: str, **variables: str) -> str:
     return job.stdout
 
 
-def cases(size: int, backend: str, **variables: str) -> None:
+def cases(size: int, backend: str, *files: str, **variables: str) -> None:
     options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--timeout=120"]
-    run(size, backend, "-m", "pytest", *options, str(HERE / "parallel" / "keras_cases.py"), **variables)
+    paths = [str(HERE / "parallel" / file) for file in files]
+    run(size, backend, "-m", "pytest", *options, *paths, **variables)
+
+
+CASES = ["keras_cases.py", "keras_saving_cases.py"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_cases_on_two_ranks(backend: str) -> None:
-    cases(2, backend)
+@pytest.mark.parametrize("file", CASES)
+def test_cases_on_two_ranks(file: str, backend: str) -> None:
+    cases(2, backend, file)
 
 
 def test_cases_alone() -> None:
-    cases(1, QUICKEST)
+    cases(1, QUICKEST, *CASES)
 
 
 @pytest.mark.parametrize(("size", "backend"), [(2, BACKENDS[-1]), (4, QUICKEST)])

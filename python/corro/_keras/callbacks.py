@@ -1,4 +1,8 @@
-"""What the callbacks do. A front puts each of these before Keras's own class, as `_keras` says which Keras that is."""
+"""What the callbacks do. A front puts each of these before Keras's own class, as `_keras` says which Keras that is.
+
+Like Horovod's they have `on_batch_begin` and `on_batch_end`, so that classes derived from them may call either those or
+`on_train_batch_...`, which is Keras's and calls them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ class Broadcast:
         """This variable keeps its own value on each rank."""
         self._local.append(var)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.broadcast_done:
             return
         self.broadcast_done = True
@@ -114,7 +118,7 @@ class LearningRateSchedule:
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.current_epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self.current_epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self.current_epoch >= self.end_epoch:
@@ -206,7 +210,7 @@ class CommitState:
     def on_train_begin(self, logs: Any = None) -> None:
         self.batches_remaining = self.batches_per_commit
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self._commit()
@@ -236,7 +240,7 @@ class UpdateBatchState:
         self._done_before = self.state.batch
         self._ended_early = False
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         done = self._done_before + batch + 1
         steps = self.params.get("steps")
         if self._done_before and steps and done >= steps and not self.model.stop_training:

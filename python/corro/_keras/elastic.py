@@ -10,7 +10,7 @@ import numpy as np
 
 from corro._errors import HorovodInternalError
 from corro._front import basics
-from corro._front.elastic import ObjectState, run_fn
+from corro._front.elastic import ObjectState, restart, run_fn
 from corro._front.objects import broadcast_object
 from corro._keras.backends import backend_of
 from corro._keras.callbacks import bring_variables, variables_of
@@ -31,12 +31,7 @@ def run(keras: Any, func: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             raise HorovodInternalError(reason) from error
 
-    return run_fn(translated, _reset)
-
-
-def _reset() -> None:
-    basics.shutdown()
-    basics.init()
+    return run_fn(translated, restart)
 
 
 class State(ObjectState):

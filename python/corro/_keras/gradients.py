@@ -12,9 +12,14 @@ from corro._front.process_sets import ProcessSet
 from corro.common.util import split_list
 
 
-def path_of(variable: Any) -> str:
-    """The name by which ranks find each other's gradient of a variable."""
-    return getattr(variable, "path", None) or variable.name
+def common_name(variable: Any, position: int) -> str:
+    """The name by which ranks find each other's gradient of the variable at this position.
+
+    Not by the variable's path, which tells what else a rank has made before: a second `dense` is `dense_1`, and a model
+    that one rank has loaded and the others have built has `dense/kernel` where they have `sequential/dense/kernel`.
+    """
+    own_name = variable.name.rsplit("/", 1)[-1].split(":")[0]
+    return f"{own_name.rstrip('_0123456789')}.{position}"
 
 
 def same_variable(variable: Any) -> int:
@@ -116,12 +121,12 @@ class Reducer:
                 gradients[i] = self.backend.densify(gradient)
                 shared.append(i)
             else:
-                name = f"{self.name}.{path_of(variable)}"
+                name = f"{self.name}.{common_name(variable, i)}"
                 gradients[i] = self.backend.allreduce_sparse(
                     gradient, name, self._numbers[0], self._compression, self.process_set
                 )
         for group in self._grouped(shared, variables, lambda i: str(gradients[i].dtype)):
-            name = f"{self.name}.{path_of(variables[group[0]])}"
+            name = f"{self.name}.{common_name(variables[group[0]], group[0])}"
             tensors = [gradients[i] for i in group]
             reduced = self.backend.grouped_allreduce(tensors, name, *self._numbers, self._compression, self.process_set)
             for i, tensor in zip(group, reduced, strict=True):

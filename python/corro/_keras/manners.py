@@ -6,8 +6,7 @@
 | `compile(jit_compile=...)` | where XLA can't hold what reduces gradients, "auto" avoids it and `True` is refused |
 | `LossScaleOptimizer` | whether gradients are finite is decided together: ranks that skip different steps wait forever |
 
-Each is a method of Keras's that asks us first; nothing changes for models without a distributed optimizer, except the
-progress bar.
+Each is a method of Keras's that asks us first; nothing changes for models with a plain optimizer, except the progress bar.
 """
 
 from __future__ import annotations
@@ -74,11 +73,18 @@ def _set_params(original: Callable[..., Any], logger: Any, params: dict[str, Any
 
 
 def _compile(backend: Any, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    distributed = distributed_part(args[0] if args else kwargs.get("optimizer"))
+    if distributed is not None:
+        # Keras has forgotten this argument. Horovod told its users to give it, and all of its examples do.
+        kwargs.pop("experimental_run_tf_function", None)
     given = inspect.signature(original).bind(model, *args, **kwargs)
-    distributed = distributed_part(given.arguments.get("optimizer"))
-    problem = backend.jit_problem() if distributed is not None else ""
+    # A model that is compiled without an optimizer brings its own, which may well be distributed.
+    problem = backend.jit_problem() if distributed is not None or "optimizer" not in given.arguments else ""
     wanted = given.arguments.get("jit_compile", "auto") not in ("auto", False, None)
-    if problem:
+    if problem and distributed is None:
+        if not wanted:
+            given.arguments["jit_compile"] = False
+    elif problem:
         if wanted:
             raise ValueError(
                 f"jit_compile=True does not work with a DistributedOptimizer here: {problem}. "

@@ -12,6 +12,7 @@ from corro import _native
 from corro._errors import HorovodInternalError
 from corro._front.process_sets import ProcessSet
 from corro.tensorflow.compression import Compression
+from corro.tensorflow.elastic import is_lost_collective
 
 __all__ = ["Compression"]
 
@@ -49,8 +50,22 @@ def allreduce_sparse(tensor: Any, name: str, op: int, compression: Any, process_
 
 
 def _op_name(name: str) -> str:
-    """The same name in every scope, of characters that may be in a node's name."""
-    return "".join(char if char.isascii() and (char.isalnum() or char in "_.") else "_" for char in name)
+    """The same name in every scope, of characters that may be in a node's name.
+
+    Two optimizers of a step may be at work at the same time, each in a branch of its own, where TensorFlow does not know
+    that a name is taken: names are counted in the graph around the branches. Not in the one around that, where a rank
+    whose optimizer must make its variables first traces the same step twice.
+    """
+    clean = "".join(char if char.isascii() and (char.isalnum() or char in "_.") else "_" for char in name)
+    if tf.executing_eagerly():
+        return clean
+    graph = tf.compat.v1.get_default_graph()
+    while type(graph).__name__ in ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph"):
+        graph = graph.outer_graph
+    taken = graph.get_collection_ref("names of Corro's operations")
+    times = taken.count(clean)
+    taken.append(clean)
+    return f"{clean}_{times}" if times else clean
 
 
 def is_sparse(tensor: Any) -> bool:
@@ -89,7 +104,5 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def internal_error(error: BaseException) -> str | None:
     if isinstance(error, HorovodInternalError):
         return str(error)
-    # A kernel that fails can only say so by a status of TensorFlow's; its message names our operation.
-    if isinstance(error, (tf.errors.UnknownError, tf.errors.FailedPreconditionError, tf.errors.AbortedError)):
-        return str(error) if "Horovod" in str(error) or "corro" in str(error).lower() else None
-    return None
+    # A kernel that fails can only say so by a status of TensorFlow's.
+    return str(error) if isinstance(error, tf.errors.OpError) and is_lost_collective(error) else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from corro._front.process_sets import ProcessSet
+from corro._front.arguments import Average
+from corro._front.process_sets import ProcessSet, global_process_set
 from corro._keras import manners
 from corro._keras.backends import backend_of, is_keras2
 from corro._keras.gradients import Reducer, checked_groups
@@ -20,22 +23,25 @@ class VariableList(list[Any]):
         return self
 
 
-def distributed(
-    keras: Any,
-    optimizer: Any,
-    name: str | None,
-    compression: Any,
-    sparse_as_dense: bool,
-    gradient_predivide_factor: float,
-    op: int,
-    backward_passes_per_step: int,
-    average_aggregated_gradients: bool,
-    num_groups: int,
-    groups: Any,
-    process_set: ProcessSet,
-    local_layers: Any,
-    scale_local_gradients: bool,
-) -> Any:
+@dataclass(frozen=True)
+class Settings:
+    """What was asked of `DistributedOptimizer` or `PartialDistributedOptimizer`."""
+
+    name: str | None = None
+    compression: Any = None
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    op: int = Average
+    backward_passes_per_step: int = 1
+    average_aggregated_gradients: bool = False
+    num_groups: int = 0
+    groups: Any = None
+    process_set: ProcessSet = global_process_set
+    local_layers: Any = None
+    scale_local_gradients: bool = True
+
+
+def distributed(keras: Any, optimizer: Any, settings: Settings) -> Any:
     """The same optimizer, whose steps use the gradients of all ranks of the set.
 
     The result is an instance of a subclass of the optimizer's class and is saved as that class: a model saved with it is
@@ -49,24 +55,24 @@ def distributed(
         )
     if manners.is_distributed(optimizer):
         raise ValueError("this optimizer is distributed already: wrapping it twice would reduce gradients twice.")
-    if backward_passes_per_step <= 0:
+    if settings.backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")
+    settings = replace(settings, groups=checked_groups(settings.groups, settings.num_groups), num_groups=0)
     reducer = Reducer(
         backend_of(keras),
-        name or f"Distributed{type(optimizer).__name__}",
-        op,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        checked_groups(groups, num_groups),
-        process_set,
-        scale_local_gradients,
+        settings.name or f"Distributed{type(optimizer).__name__}",
+        settings.op,
+        settings.compression,
+        settings.sparse_as_dense,
+        settings.gradient_predivide_factor,
+        settings.groups,
+        settings.process_set,
+        settings.scale_local_gradients,
     )
-    reducer.add_local_layers(_checked_layers(keras, local_layers))
+    reducer.add_local_layers(_checked_layers(keras, settings.local_layers))
     manners.teach(keras)
-    mixin = DistributedKeras2 if is_keras2(keras) else DistributedKeras3
-    twin = _twin(optimizer, mixin)
-    twin._distribute(reducer, backward_passes_per_step, average_aggregated_gradients)
+    twin = _keras2_twin(optimizer) if is_keras2(keras) else _keras3_twin(keras, optimizer, settings)
+    twin._distribute(reducer, settings.backward_passes_per_step, settings.average_aggregated_gradients)
     return twin
 
 
@@ -77,14 +83,55 @@ def _checked_layers(keras: Any, layers: Any) -> list[Any]:
     return listed
 
 
-def _twin(optimizer: Any, mixin: type) -> Any:
-    """An optimizer like this one, with the methods of `mixin` before its own."""
+class SameClass(type):
+    """The class of a distributed optimizer's class, which equals the class it was made from.
+
+    Keras has tables from classes to the names it writes into a saved model: in those, the two are one.
+    """
+
+    _made_from: type
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls._made_from
+
+    def __hash__(cls) -> int:
+        return hash(cls._made_from)
+
+
+def _keras3_twin(keras: Any, optimizer: Any, settings: Settings) -> Any:
+    """An optimizer like this one, with the methods of `DistributedKeras3` before its own."""
     cls = type(optimizer)
-    # Keras writes `optimizer.__class__` into a saved model, and finds registered classes by it.
-    namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__class__": property(lambda self: cls)}
-    new: Any = object.__new__(type(cls.__name__, (mixin, cls), namespace))
+
+    def from_config(_: type, *args: Any, **kwargs: Any) -> Any:
+        return _distributed_again(cls.from_config(*args, **kwargs), settings, keras)
+
+    namespace: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__doc__": cls.__doc__,
+        "_made_from": cls,
+        "_settings": settings,
+        "from_config": classmethod(from_config),
+    }
+    kind = SameClass if type(cls) is type else type("SameClass", (SameClass, type(cls)), {})
+    new: Any = object.__new__(kind(cls.__name__, (DistributedKeras3, cls), namespace))
     new.__dict__.update(_source(optimizer).__dict__)
     return new
+
+
+def _keras2_twin(optimizer: Any) -> Any:
+    cls = type(optimizer)
+    # Keras 2 marks its classes by attributes of their own: what it writes into a saved model is `optimizer.__class__`.
+    namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__class__": property(lambda self: cls)}
+    new: Any = object.__new__(type(cls.__name__, (DistributedKeras2, cls), namespace))
+    new.__dict__.update(_source(optimizer).__dict__)
+    return new
+
+
+def _distributed_again(optimizer: Any, settings: Settings, keras: Any = None) -> Any:
+    """A distributed optimizer from the plain copy of one."""
+    if settings.backward_passes_per_step > 1:
+        optimizer.gradient_accumulation_steps = None  # the copy has learned these from the settings
+    return distributed(keras or importlib.import_module("keras"), optimizer, settings)
 
 
 def _source(optimizer: Any) -> Any:
@@ -102,6 +149,10 @@ def _source(optimizer: Any) -> Any:
     return copy
 
 
+# What a distributed optimizer has beside the attributes of its class.
+OURS = ("_reducer", "_passes", "_average_passes", "_inside", "_pending")
+
+
 class DistributedKeras3:
     """What is put before the class of a Keras 3 optimizer.
 
@@ -109,6 +160,8 @@ class DistributedKeras3:
     reduced where the sum leaves.
     """
 
+    _made_from: type
+    _settings: Settings
     _reducer: Reducer
     _passes: int
     _average_passes: bool
@@ -117,15 +170,15 @@ class DistributedKeras3:
 
     # From the optimizer's class.
     built: bool
+    learning_rate: Any
     gradient_accumulation_steps: int | None
     _iterations: Any
     _trainable_variables: list[Any]
 
     def _distribute(self, reducer: Reducer, passes: int, average_passes: bool) -> None:
         # Not by `setattr`, which would have Keras track these as parts of the model.
-        self.__dict__.update(
-            _reducer=reducer, _passes=passes, _average_passes=average_passes, _inside=False, _pending=()
-        )
+        ours = (reducer, passes, average_passes, False, ())
+        self.__dict__.update(zip(OURS, ours, strict=True))
         if passes > 1:
             self._accumulate(passes)
 
@@ -149,9 +202,24 @@ class DistributedKeras3:
         """The gradient of this variable is not reduced: each rank trains its own."""
         self._reducer.add_local_variable(var)
 
+    def __reduce__(self) -> Any:
+        """Copies and pickles of the optimizer are distributed too, if Keras can copy and pickle the plain one."""
+        plain: Any = object.__new__(self._made_from)
+        plain.__dict__.update({name: value for name, value in self.__dict__.items() if name not in OURS})
+        return _distributed_again, (plain, self._settings)
+
     @property
     def variables(self) -> VariableList:
         return VariableList(super().variables)  # type: ignore[misc]
+
+    @property
+    def lr(self) -> Any:
+        """Keras 2's name. Without it, `optimizer.lr = ...` of an old script would set nothing, and say nothing."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, rate: Any) -> None:
+        self.learning_rate = rate
 
     @property
     def iterations(self) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 from corro._keras import manners
@@ -17,12 +20,16 @@ def load_model(
     custom_objects: dict[str, Any] | None,
 ) -> Any:
     """Loads as Keras does, then puts `wrap(optimizer)` in the optimizer's place."""
-    known = {cls.__name__: cls for cls in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    known = {cls.__name__: cls for cls in custom_optimizers or ()} | (custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=_with_makers(known, str(filepath)))
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or manners.distributed_part(optimizer) is not None:
+    if optimizer is None:
         return model
-    model.optimizer = distributed = wrap(_with_state(optimizer, model, str(filepath)))
+    restored = _with_state(optimizer, model, str(filepath))
+    if restored is optimizer and manners.distributed_part(optimizer) is not None:
+        return model
+    distributed = restored if manners.distributed_part(restored) is not None else wrap(restored)
+    model.optimizer = distributed
     # What `compile` was called with is saved with the model, and compared with nothing else.
     described = getattr(getattr(model, "_compile_config", None), "config", None)
     if isinstance(described, dict) and "optimizer" in described:
@@ -31,6 +38,37 @@ def load_model(
         model.jit_compile = False
     model.train_function = None
     return model
+
+
+def _with_makers(known: dict[str, Any], filepath: str) -> dict[str, Any]:
+    """As Horovod does, takes a function for the model's optimizer: it is called with what the optimizer was made with.
+
+    Keras 3 takes a class only, and has functions for losses and the like stand for themselves.
+    """
+    if not any(isinstance(value, FunctionType) for value in known.values()):
+        return known
+    name = _optimizer_in(filepath)
+    make = known.get(name or "")
+    if not isinstance(make, FunctionType):
+        return known
+    maker = type(str(name), (), {"from_config": staticmethod(lambda config: make(**config))})
+    return {**known, str(name): maker}
+
+
+def _optimizer_in(filepath: str) -> str | None:
+    """The name under which a file holds its model's optimizer."""
+    try:
+        if zipfile.is_zipfile(filepath):
+            with zipfile.ZipFile(filepath) as archive:
+                described = json.loads(archive.read("config.json"))["compile_config"]["optimizer"]
+        else:
+            import h5py
+
+            with h5py.File(filepath) as file:
+                described = json.loads(file.attrs["training_config"])["optimizer_config"]
+        return described.get("registered_name") or described["class_name"]
+    except (OSError, KeyError, TypeError, AttributeError):
+        return None  # a model without an optimizer; what else there may be, Keras says better
 
 
 def _with_state(optimizer: Any, model: Any, filepath: str) -> Any:

@@ -50,14 +50,17 @@ class Values:
         return compression.decompress(self._tensor(reduced), context)
 
     def allgather(self, value: Any, name: str | None) -> Any:
-        return self._tensor(hvd.allgather(as_array(self._keras, value), name))
+        return self._tensor(hvd.allgather(self._array(value), name))
 
     def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        array = np.array(as_array(self._keras, value))
-        return self._tensor(hvd.broadcast_(array, root_rank, name))
+        return self._tensor(hvd.broadcast_(np.array(self._array(value)), root_rank, name))
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        return self._tensor(hvd.reducescatter(as_array(self._keras, value), name, op))
+        return self._tensor(hvd.reducescatter(self._array(value), name, op))
+
+    def _array(self, value: Any) -> Any:
+        """With the dtype that the backend gives to numbers and lists, which is not NumPy's."""
+        return as_array(self._keras, self._tensor(value))
 
 
 def broadcast_variables(
@@ -88,11 +91,21 @@ def broadcast_variables(
 
 
 def average_metrics(keras: Any, logs: dict[str, Any]) -> None:
-    """Replaces each number in `logs` by its average over the ranks."""
-    names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and not isinstance(value, str))
-    handles = []
-    for name in names:
-        value = np.asarray(as_array(keras, logs[name]), np.float64)
-        handles.append(hvd.allreduce_async(value, name=f"metric.{name}", op=Average))
-    for name, handle in zip(names, handles, strict=True):
-        logs[name] = float(hvd.synchronize(handle))
+    """Replaces the numbers and arrays in `logs` by their averages over the ranks."""
+    handles = {}
+    for name in sorted(logs):
+        array = _as_numbers(keras, logs[name])
+        if array is not None:
+            handles[name] = hvd.allreduce_async(array, name=f"metric.{name}", op=Average)
+    for name, handle in handles.items():
+        average = hvd.synchronize(handle)
+        logs[name] = average if average.ndim else float(average)
+
+
+def _as_numbers(keras: Any, value: Any) -> Any:
+    if value is None or isinstance(value, (str, bytes, dict)):
+        return None
+    try:
+        return np.asarray(as_array(keras, value), np.float64)
+    except (TypeError, ValueError):
+        return None  # nothing that has an average

@@ -19,7 +19,7 @@ from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._keras import manners, saving
 from corro._keras.backends import backend_of, is_keras2
-from corro._keras.optimizer import distributed
+from corro._keras.optimizer import Settings, distributed
 from corro._keras.values import Values
 from corro._keras.values import broadcast_variables as _broadcast_variables
 
@@ -76,22 +76,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     It is an instance of a subclass of the optimizer's class, works in `model.compile` and in training loops of your own,
     and is saved as the optimizer it was made from. The devices are accepted and not needed.
     """
-    return distributed(
-        _keras,
-        optimizer,
-        name,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        None,
-        scale_local_gradients,
+    settings = Settings(
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
+    return distributed(_keras, optimizer, settings)
 
 
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -111,34 +109,37 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
 ) -> Any:
     """A `DistributedOptimizer` that leaves the weights of `local_layers` to each rank."""
-    return distributed(
-        _keras,
-        optimizer,
-        name,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        0,
-        groups,
-        process_set,
-        local_layers,
-        scale_local_gradients,
+    settings = Settings(
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        local_layers=local_layers,
+        scale_local_gradients=scale_local_gradients,
     )
+    return distributed(_keras, optimizer, settings)
 
 
 def allreduce(
     value: Any,
     name: str | None = None,
-    average: bool | None = None,
+    average: bool | None = True,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Reduces a number, array or tensor over all ranks: Average unless `op` says otherwise."""
+    """Averages a number, array or tensor over all ranks.
+
+    For another `op` say `average=None` too: as in Horovod, and unlike in `corro.tensorflow.keras`, the default is True.
+    """
+    if average and op is None:
+        average, op = None, Average  # the default is no use of a deprecated argument
     return _values.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 
 

@@ -17,7 +17,7 @@ from corro._front.basics import __all__ as _basic_names
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro._keras import manners, saving
-from corro._keras.optimizer import distributed
+from corro._keras.optimizer import Settings, distributed
 from corro._keras.values import Values
 from corro._keras.values import broadcast_variables as _broadcast_variables
 from corro.tensorflow.compression import Compression
@@ -71,22 +71,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     It is an instance of a subclass of the optimizer's class, works in `model.compile` and in training loops of your own,
     and is saved as the optimizer it was made from. The devices are accepted and not needed.
     """
-    return distributed(
-        _keras,
-        optimizer,
-        name,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        None,
-        scale_local_gradients,
+    settings = Settings(
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
+    return distributed(_keras, optimizer, settings)
 
 
 def allreduce(
