@@ -47,6 +47,12 @@ def test_cases_alone() -> None:
     cases(1, QUICKEST, *CASES)
 
 
+def test_keras_2() -> None:
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("this environment has no tf_keras")
+    cases(2, "tensorflow", "keras2_cases.py", TF_USE_LEGACY_KERAS="1")
+
+
 @pytest.mark.parametrize(("size", "backend"), [(2, BACKENDS[-1]), (4, QUICKEST)])
 def test_digits_are_learned(size: int, backend: str) -> None:
     """As well as by one rank, which reaches 97 to 98 %."""

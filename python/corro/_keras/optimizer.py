@@ -10,10 +10,9 @@ from typing import Any
 
 from corro._front.arguments import Average
 from corro._front.process_sets import ProcessSet, global_process_set
-from corro._keras import manners
+from corro._keras import keras2, manners
 from corro._keras.backends import backend_of, is_keras2
 from corro._keras.gradients import Reducer, checked_groups
-from corro._keras.keras2 import DistributedKeras2
 
 
 class VariableList(list[Any]):
@@ -121,8 +120,9 @@ def _keras3_twin(keras: Any, optimizer: Any, settings: Settings) -> Any:
 def _keras2_twin(optimizer: Any) -> Any:
     cls = type(optimizer)
     # Keras 2 marks its classes by attributes of their own: what it writes into a saved model is `optimizer.__class__`.
-    namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__class__": property(lambda self: cls)}
-    new: Any = object.__new__(type(cls.__name__, (DistributedKeras2, cls), namespace))
+    # So its module is free to be Horovod's, by which programs of that time tell a distributed optimizer.
+    namespace = {"__module__": "horovod._keras", "__doc__": cls.__doc__, "__class__": property(lambda self: cls)}
+    new: Any = object.__new__(type(cls.__name__, (keras2.DistributedKeras2, cls), namespace))
     new.__dict__.update(_source(optimizer).__dict__)
     return new
 
@@ -136,7 +136,7 @@ def _distributed_again(optimizer: Any, settings: Settings, keras: Any = None) ->
 
 def _source(optimizer: Any) -> Any:
     """What the twin is made of: the optimizer itself once it has state, otherwise a copy, so that it can be used again."""
-    if getattr(optimizer, "built", False) or getattr(optimizer, "_built", False):
+    if getattr(optimizer, "built", False) or keras2.has_state(optimizer):
         return optimizer
     try:
         copy = type(optimizer).from_config(optimizer.get_config())
