@@ -79,6 +79,14 @@ impl Patience {
         self.deadline.passed() || self.check().is_err()
     }
 
+    /// The same once more from now on, and a little longer.
+    pub(crate) fn anew(&self, longer: Duration) -> Self {
+        let granted = self.deadline.granted();
+        // None granted means no limit.
+        let granted = if granted.is_zero() { granted } else { granted + longer };
+        Self { deadline: Deadline::after(granted), ..self.clone() }
+    }
+
     /// How long to sleep at most before looking again.
     pub(crate) fn nap(&self) -> Duration {
         self.deadline.left().unwrap_or(LOOK_UP).min(LOOK_UP)

@@ -256,10 +256,13 @@ fn visit(invitation: &Invitation<'_>, address: &SocketAddr, patience: &Patience)
     let exit = own_exit();
     let fds: Vec<BorrowedFd<'_>> = std::iter::once(own_doorbell.as_fd()).chain(exit.iter().map(AsFd::as_fd)).collect();
     send(&stream, &hello, &fds).map_err(lost)?;
-    // The host answers once everyone is there.
-    wait_for_host(&stream, patience).inspect_err(|_| drop(send(&stream, &[0], &[])))?.map_err(|e| {
-        lost(format!("it did not hand over shared memory, perhaps because another local rank is missing ({e})"))
-    })?;
+    // The host answers once everyone is there, or when its time is over, and then says who is missing. Its time began before
+    // this rank was received: who waits as long from now on hears of it, and is not taken for one who has exited.
+    let answer = wait_for_host(&stream, &patience.anew(VISIT));
+    if !matches!(answer, Ok(Ok(()))) {
+        let _ = send(&stream, &[0], &[]);
+    }
+    answer?.map_err(|e| lost(format!("it did not hand over shared memory, and did not say why ({e})")))?;
 
     let mut token = [0u8; 32];
     let memory = receive(&stream, &mut token).map_err(|e| lost(format!("it did not hand over shared memory ({e})")))?;
