@@ -8,7 +8,7 @@
 | an allreduce of 64 MiB in a tf.function, against the same on bare memory (`corro.numpy`, in place) in the same run | at most 1.1x |
 
 The sides of a comparison take turns in many short rounds, in an order that is drawn anew for each (but is the same on all ranks), so that a
-noisy machine is noisy for all of them and none always comes after the same one. Medians are shown, and the quarter of rounds that was disturbed least.
+noisy machine is noisy for all of them and none always comes after the same one. Medians are shown, and the rounds that were disturbed least.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Times(list):
         return sorted(self)[int(len(self) * part)]
 
     def micros(self) -> str:
-        return f"{self.part(0.5) * 1e6:.1f} us (best quarter {self.part(0.25) * 1e6:.1f})"
+        return f"{self.part(0.5) * 1e6:.1f} us (least {self.part(0) * 1e6:.1f})"
 
 
 def compare(*runs, times: int, rounds: int) -> list[Times]:
@@ -61,8 +61,8 @@ def compare(*runs, times: int, rounds: int) -> list[Times]:
 
 def over(first: Times, second: Times) -> str:
     """By how much the first is slower."""
-    median, quarter = ((first.part(p) - second.part(p)) * 1e6 for p in (0.5, 0.25))
-    return f"+{median:.1f} us (best quarter +{quarter:.1f})"
+    median, least = ((first.part(p) - second.part(p)) * 1e6 for p in (0.5, 0))
+    return f"{median:+.1f} us (least {least:+.1f})"
 
 
 def main() -> None:
