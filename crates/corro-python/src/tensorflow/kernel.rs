@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use corro_core::{Buffer, DType, Error, ReduceOp, Shape};
-use corro_engine::{Device, Kind, Outcome, Output, Patience, Submission};
+use corro_engine::{Device, Helping, Kind, Outcome, Output, Submission};
 
 use super::api::Tensor;
 use super::failure::{ABORTED, Answer, Failure};
@@ -27,7 +27,7 @@ pub(super) struct Kernel {
     prescale: f64,
     postscale: f64,
     root: i64,
-    pub(super) patience: Patience,
+    pub(super) helping: Helping,
     /// Somebody else has held the input, so that TensorFlow did not give it away: likely so the next time, and then room
     /// of our own is better (see [`room`]).
     is_kept: AtomicBool,
@@ -52,7 +52,7 @@ impl Kernel {
             prescale: node.factor(c"prescale_factor")?,
             postscale: node.factor(c"postscale_factor")?,
             root: node.integer(c"root_rank")?.unwrap_or(0),
-            patience: Patience::default(),
+            helping: Helping::default(),
             is_kept: AtomicBool::new(false),
         })
     }

@@ -257,7 +257,8 @@ fn visit(invitation: &Invitation<'_>, address: &SocketAddr, patience: &Patience)
     let fds: Vec<BorrowedFd<'_>> = std::iter::once(own_doorbell.as_fd()).chain(exit.iter().map(AsFd::as_fd)).collect();
     send(&stream, &hello, &fds).map_err(lost)?;
     // The host answers once everyone is there, or when its time is over, and then says who is missing. Its time began before
-    // this rank was received: who waits as long from now on hears of it, and is not taken for one who has exited.
+    // this rank was received, and a stranger may hold it up once more: who waits as long from now on hears of it, and is
+    // not taken for one who has exited.
     let answer = wait_for_host(&stream, &patience.anew(VISIT));
     if !matches!(answer, Ok(Ok(()))) {
         let _ = send(&stream, &[0], &[]);

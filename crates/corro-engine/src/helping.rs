@@ -22,14 +22,14 @@ const PAUSES: (u32, u32) = (8, 1024);
 
 /// What the calls from one place have learned. See the module.
 #[derive(Debug, Default)]
-pub struct Patience {
+pub struct Helping {
     /// Calls until the next attempt.
     left: AtomicU32,
     /// The last pause, if the last attempt failed.
     pause: AtomicU32,
 }
 
-impl Patience {
+impl Helping {
     /// Submits a tensor, and works for it if that seems worth a try. The caller has nothing else under way.
     pub fn submit(&self, engine: &Engine, submission: Submission) -> Result<Ticket> {
         let small = submission.shape.bytes(submission.dtype).is_ok_and(|bytes| bytes <= SMALL);
@@ -61,11 +61,11 @@ mod tests {
     use super::*;
 
     /// Which of the next `calls` calls try, if attempts come out as `in_time` says.
-    fn attempts(patience: &Patience, calls: u32, in_time: impl Fn(u32) -> bool) -> Vec<u32> {
+    fn attempts(helping: &Helping, calls: u32, in_time: impl Fn(u32) -> bool) -> Vec<u32> {
         let tries = |call: &u32| {
-            let tries = patience.tries();
+            let tries = helping.tries();
             if tries {
-                patience.learn(in_time(*call));
+                helping.learn(in_time(*call));
             }
             tries
         };
@@ -74,24 +74,24 @@ mod tests {
 
     #[test]
     fn who_finds_the_others_ready_always_tries() {
-        assert_eq!(attempts(&Patience::default(), 100, |_| true).len(), 100);
+        assert_eq!(attempts(&Helping::default(), 100, |_| true).len(), 100);
     }
 
     #[test]
     fn who_waits_in_vain_tries_ever_more_rarely() {
-        let patience = Patience::default();
-        assert_eq!(attempts(&patience, 60, |_| false), [0, 9, 26, 59]);
-        let later = attempts(&patience, 20_000, |_| false);
+        let helping = Helping::default();
+        assert_eq!(attempts(&helping, 60, |_| false), [0, 9, 26, 59]);
+        let later = attempts(&helping, 20_000, |_| false);
         assert!((18..25).contains(&later.len()), "every 1025th in the end: {later:?}");
     }
 
     #[test]
     fn one_success_and_all_is_forgotten() {
-        let patience = Patience::default();
-        attempts(&patience, 1000, |_| false);
-        let next = attempts(&patience, 3000, |_| true);
+        let helping = Helping::default();
+        attempts(&helping, 1000, |_| false);
+        let next = attempts(&helping, 3000, |_| true);
         assert_eq!(next.windows(2).find(|pair| pair[1] != pair[0] + 1), None, "from the next attempt on, every call");
-        patience.learn(false);
-        assert_eq!(attempts(&patience, 20, |_| true)[..2], [8, 9], "the first pause is short again");
+        helping.learn(false);
+        assert_eq!(attempts(&helping, 20, |_| true)[..2], [8, 9], "the first pause is short again");
     }
 }
