@@ -43,7 +43,7 @@ unit: ## unit, conformance, fault and process tests
 python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow and Keras
 	CORRO_GLIBC=here scripts/wheel
 	scripts/python_test new
-	$(CARGO) test --quiet -p corro-launch --test surroundings -- --ignored torchrun
+	$(CARGO) test --quiet -p corro-launch --test other_launchers -- --ignored torchrun
 	scripts/python_test tf
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use corro_core::{DType, Error, ReduceOp, Result, Shape};
 use corro_engine::{Engine, Options, Submission};
-use corro_membership::{Client, Coming, Joined, Seat};
+use corro_membership::{Client, JoinRequest, Joined, Seat};
 use corro_transport::Settings;
 
 /// What must not be lost.
@@ -45,7 +45,7 @@ fn work(steps: u64, pause: Duration) -> Result<ExitCode> {
     let mut committed = State::default();
     let mut cause = None;
     loop {
-        let seat = match client.join(Coming { progress: committed.step, cause: cause.as_ref() })? {
+        let seat = match client.join(JoinRequest { progress: committed.step, cause: cause.as_ref() })? {
             Joined::Seat(seat) => seat,
             Joined::Removed(why) => {
                 println!("removed: {why}");

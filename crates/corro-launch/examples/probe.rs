@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use corro_core::{Error, GroupId, Result};
 use corro_engine::{Engine, Options};
-use corro_membership::{Client, Coming, Joined};
+use corro_membership::{Client, JoinRequest, Joined};
 use corro_transport::{Channel, Fabric, Link, Settings};
 
 fn main() -> ExitCode {
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
 /// In an elastic job the beginning is when it has a seat.
 fn die(place: &str) -> Result<()> {
     let client = Client::from_env()?;
-    let seat = match client.as_ref().map(|client| client.join(Coming::default())).transpose()? {
+    let seat = match client.as_ref().map(|client| client.join(JoinRequest::default())).transpose()? {
         Some(Joined::Seat(seat)) => Some(seat),
         Some(other) => return Err(Error::Usage(format!("no seat but {other:?}"))),
         None => None,

@@ -1,6 +1,6 @@
 //! A job: its ranks on their hosts, from the first to the last.
 //!
-//! Owns the rendezvous store and the leashes of the agents. [`Job::run`] is what `corro run` does after it has understood
+//! Owns the rendezvous store and the processes of the agents. [`Job::run`] is what `corro run` does after it has understood
 //! its flags, and what other programs call to start ranks of their own.
 
 use std::ffi::OsString;
@@ -19,8 +19,8 @@ use serde_bytes::ByteBuf;
 
 use crate::agent::message::{Order, Report, Start};
 use crate::agent::{self, BEAT};
-use crate::course::{Course, EndAll, Failure, Happening, listed};
-use crate::leash::{Event, Leash, SharedOutput, lock_soon};
+use crate::agent_process::{AgentProcess, Event, SharedOutput, lock_soon};
+use crate::lifecycle::{EndAll, Failure, Happening, Lifecycle, listed};
 use crate::output::Output;
 use crate::placement::Assignment;
 use crate::remote::{self, Remote};
@@ -153,7 +153,7 @@ impl Job {
 struct HostState {
     name: String,
     local: bool,
-    leash: Leash,
+    process: AgentProcess,
     /// When it last gave a sign of life.
     heard: Instant,
     /// Its answer to being reached: the launcher's address as it sees it, or why it can't be reached.
@@ -168,7 +168,7 @@ struct Running<'a> {
     output: SharedOutput,
     events: Receiver<Event>,
     hosts: Vec<HostState>,
-    course: Course,
+    lifecycle: Lifecycle,
 }
 
 impl<'a> Running<'a> {
@@ -186,13 +186,14 @@ impl<'a> Running<'a> {
             } else {
                 remote::agent_command(&job.remote, &assignment.host, &job.agent, job.start_timeout)
             };
-            let leash = Leash::start(command, at, sender, &output)?;
+            let process = AgentProcess::start(command, at, sender, &output)?;
             let name = assignment.host.name.clone();
-            hosts.push(HostState { name, local, leash, heard: Instant::now(), hello: None, over: false });
+            hosts.push(HostState { name, local, process, heard: Instant::now(), hello: None, over: false });
         }
         let ranks = |a: &Assignment| a.slots.iter().map(|s| s.rank).collect::<Vec<Rank>>();
-        let course = Course::new(job.placement.iter().map(|a| (a.host.name.clone(), ranks(a))).collect(), job.grace);
-        Ok(Self { job, secret, store, output, events, hosts, course })
+        let lifecycle =
+            Lifecycle::new(job.placement.iter().map(|a| (a.host.name.clone(), ranks(a))).collect(), job.grace);
+        Ok(Self { job, secret, store, output, events, hosts, lifecycle })
     }
 
     /// From reaching all hosts to the end of the last rank.
@@ -209,7 +210,7 @@ impl<'a> Running<'a> {
         let mut last_beat = Instant::now();
         loop {
             let now = Instant::now();
-            if self.course.is_over(now) {
+            if self.lifecycle.is_over(now) {
                 break;
             }
             if now >= last_beat + BEAT {
@@ -217,19 +218,19 @@ impl<'a> Running<'a> {
                 self.beat_and_listen(now)?;
             }
             // Events wake us; only the end has moments at which nothing may happen.
-            let nap = if self.course.is_ending() { Duration::from_millis(20) } else { BEAT };
+            let nap = if self.lifecycle.is_ending() { Duration::from_millis(20) } else { BEAT };
             match self.events.recv_timeout(nap) {
                 Ok(event) => self.handle(event)?,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Bug("no agent is left to be heard".into())),
             }
         }
-        let unfinished: Vec<&str> = self.course.unfinished().collect();
+        let unfinished: Vec<&str> = self.lifecycle.unfinished().collect();
         if !unfinished.is_empty() {
             let text = format!("corro: {} did not confirm that everything there has ended", unfinished.join(", "));
             self.say(&text);
         }
-        Ok(self.course.failure().cloned())
+        Ok(self.lifecycle.failure().cloned())
     }
 
     /// Waits until every host has said hello, or can't, or the time is up. A signal ends it.
@@ -288,8 +289,8 @@ impl<'a> Running<'a> {
     /// Why nothing more comes from a host.
     fn why_silent(&mut self, host: usize, reason: Option<String>) -> String {
         let state = &mut self.hosts[host];
-        let status = state.leash.status(GOODBYE);
-        let words = state.leash.last_words(GOODBYE);
+        let status = state.process.status(GOODBYE);
+        let words = state.process.last_words(GOODBYE);
         let last = words.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>();
         let mut text = last[last.len().saturating_sub(3)..].join(" | ");
         if text.is_empty() {
@@ -335,7 +336,7 @@ impl<'a> Running<'a> {
                 silence_ms: (!state.local).then_some((self.job.host_timeout * LAUNCHER_PATIENCE).as_millis() as u64),
                 orphan_ms: None,
             };
-            state.leash.order(&Order::Start(start))?;
+            state.process.order(&Order::Start(start))?;
         }
         if self.job.verbose {
             self.say(&format!("corro: started {} ranks, which meet at {:?}", self.job.size(), common.rendezvous));
@@ -367,8 +368,8 @@ impl<'a> Running<'a> {
         let limit = self.job.host_timeout;
         let mut lost = Vec::new();
         for (at, state) in self.hosts.iter_mut().enumerate().filter(|(_, h)| !h.local && !h.over) {
-            state.leash.order(&Order::Beat)?;
-            if state.leash.is_showing() {
+            state.process.order(&Order::Beat)?;
+            if state.process.is_showing() {
                 // We do not listen to it now, because nobody reads what we show: that is no silence of the host.
                 state.heard = now;
             }
@@ -419,25 +420,25 @@ impl<'a> Running<'a> {
     }
 
     fn note(&mut self, happening: Happening) -> Result<()> {
-        let Some(EndAll { signal, grace }) = self.course.note(happening, Instant::now()) else { return Ok(()) };
+        let Some(EndAll { signal, grace }) = self.lifecycle.note(happening, Instant::now()) else { return Ok(()) };
         // Nobody handles SIGPIPE; it is only our own way to say that nobody reads us.
         let signal = if signal == libc::SIGPIPE { libc::SIGTERM } else { signal };
         if self.job.verbose {
             self.say(&format!("corro: ending all ranks with signal {signal}"));
         }
         let order = Order::End { signal, grace_ms: grace.as_millis() as u64 };
-        self.hosts.iter().try_for_each(|state| state.leash.order(&order))
+        self.hosts.iter().try_for_each(|state| state.process.order(&order))
     }
 
     fn release(&mut self) {
         // All at once: each may need the whole time.
         for state in &mut self.hosts {
             if state.over {
-                state.leash.release(Duration::from_millis(500));
+                state.process.release(Duration::from_millis(500));
             }
         }
         for state in &mut self.hosts {
-            state.leash.release(Duration::from_secs(3));
+            state.process.release(Duration::from_secs(3));
         }
     }
 

@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `cli` | the command line, the config file |
 //! | [`hosts`], [`placement`], `variables` | who runs where and what it is told (pure) |
-//! | `job`, `course`, `leash` | a running job, its decisions (pure), its agents |
+//! | `job`, `lifecycle`, `agent_process` | a running job, its decisions (pure), its agents |
 //! | [`elastic`] | jobs whose processes come and go |
 //! | [`agent`] | what runs on each host |
 //! | [`output`] | what the user sees |
@@ -16,12 +16,12 @@
 //! | `local` | ranks for Rust programs that start themselves |
 
 pub mod agent;
+mod agent_process;
 pub mod cli;
-mod course;
 pub mod elastic;
 pub mod hosts;
 mod job;
-mod leash;
+mod lifecycle;
 mod local;
 pub mod output;
 pub mod placement;
@@ -30,6 +30,6 @@ mod variables;
 pub mod worker;
 
 pub use agent::message::Ending;
-pub use course::Failure;
 pub use job::{Control, Job, Outcome};
+pub use lifecycle::Failure;
 pub use local::run_local;

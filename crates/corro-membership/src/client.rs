@@ -13,7 +13,7 @@ use corro_transport::secret::Secret;
 use corro_transport::{Fabric, Place, Rendezvous, Settings, look_up};
 use serde_bytes::ByteBuf;
 
-use crate::host::Host;
+use crate::embedded::EmbeddedDriver;
 use crate::machine::Rules;
 use crate::member::{Joined, Member};
 use crate::message::{Cause, MAX_TO_WORKER, Seat, ToDriver, ToWorker, WorkerId};
@@ -34,7 +34,7 @@ const LONG: Duration = Duration::from_secs(10);
 
 /// What a process brings along when it asks for a seat.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Coming<'a> {
+pub struct JoinRequest<'a> {
     /// How far its state is: commits since the job began. 0: it has none. The one with the most becomes rank 0, and the
     /// others take the state from there.
     pub progress: u64,
@@ -65,13 +65,13 @@ struct Shared {
     inner: Mutex<Inner>,
     changed: Condvar,
     bell: Bell,
-    way: Way,
+    route: Route,
     /// The driver itself, where this process holds it.
-    host: Option<Host>,
+    host: Option<EmbeddedDriver>,
 }
 
 /// How the driver is reached.
-struct Way {
+struct Route {
     driver: Driver,
     secret: Secret,
     tls: bool,
@@ -113,14 +113,14 @@ impl Client {
         let lacks = |what: &str| Error::Usage(format!("{} is set but {what} is not: {ADVICE}", config::ELASTIC.name));
         if let Some(text) = config::DRIVER.value() {
             let secret = config::SECRET.value().ok_or_else(|| lacks(config::SECRET.name))?;
-            let way = Way {
+            let route = Route {
                 driver: Driver::At(look_up(&text)?),
                 secret: Secret::parse(&secret)?,
                 tls: settings.tls,
                 connect_timeout: settings.connect_timeout,
                 seek: SEEK_LAUNCHER,
             };
-            return Self::new(worker_number()?, host_name(&settings), way, None).map(Some);
+            return Self::new(worker_number()?, host_name(&settings), route, None).map(Some);
         }
         let Some(place) = Place::from_env()? else { return Ok(None) };
         if place.launchers_store().is_some() {
@@ -146,29 +146,30 @@ impl Client {
             first_epoch: std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |t| t.as_secs()),
             ..Rules::default()
         };
-        let hosted = if place.rank == 0 { Some(Host::start(port, secret, settings.tls, rules)?) } else { None };
+        let hosted =
+            if place.rank == 0 { Some(EmbeddedDriver::start(port, secret, settings.tls, rules)?) } else { None };
         let driver = match &hosted {
             Some(hosted) => Driver::At(hosted.own_addresses()),
             None => Driver::Named(host.to_owned(), port),
         };
-        let way = Way {
+        let route = Route {
             driver,
             secret: secret.clone(),
             tls: settings.tls,
             connect_timeout: settings.connect_timeout.max(patience),
             seek: patience,
         };
-        Self::new(worker_number()?, host_name(&settings), way, hosted).map(Some)
+        Self::new(worker_number()?, host_name(&settings), route, hosted).map(Some)
     }
 
     /// As [`Client::from_env`], by hand: the driver's addresses, the job's secret, this process's number and host.
     pub fn with(addresses: Vec<SocketAddr>, secret: Secret, tls: bool, worker: WorkerId, host: String) -> Result<Self> {
         let connect_timeout = Settings::default().connect_timeout;
-        let way = Way { driver: Driver::At(addresses), secret, tls, connect_timeout, seek: SEEK_LAUNCHER };
-        Self::new(worker, host, way, None)
+        let route = Route { driver: Driver::At(addresses), secret, tls, connect_timeout, seek: SEEK_LAUNCHER };
+        Self::new(worker, host, route, None)
     }
 
-    fn new(worker: WorkerId, host: String, way: Way, hosted: Option<Host>) -> Result<Self> {
+    fn new(worker: WorkerId, host: String, route: Route, hosted: Option<EmbeddedDriver>) -> Result<Self> {
         let member = Member::new(worker, host);
         let inner = Inner {
             member,
@@ -181,12 +182,12 @@ impl Client {
             gone: None,
         };
         let (inner, changed) = (Mutex::new(inner), Condvar::new());
-        Ok(Self(Arc::new(Shared { inner, changed, bell: Bell::new()?, way, host: hosted })))
+        Ok(Self(Arc::new(Shared { inner, changed, bell: Bell::new()?, route, host: hosted })))
     }
 
     /// Asks for a seat in the next epoch, and waits for it. How long is the driver's decision; this process must not give
     /// up before.
-    pub fn join(&self, coming: Coming<'_>) -> Result<Joined> {
+    pub fn join(&self, request: JoinRequest<'_>) -> Result<Joined> {
         let shared = &self.0;
         let mut inner = shared.lock();
         if !std::mem::replace(&mut inner.running, true) {
@@ -196,11 +197,11 @@ impl Client {
                 .spawn(move || shared.keep_connected())
                 .map_err(|e| Error::io("starting a thread", e))?;
         }
-        let cause = coming.cause.map(|error| {
+        let cause = request.cause.map(|error| {
             let culprit = if let Error::PeerLost { rank, .. } = error { Some(*rank) } else { None };
             Cause { culprit, text: error.to_string() }
         });
-        let hello = inner.member.ask(coming.progress, cause);
+        let hello = inner.member.ask(request.progress, cause);
         (inner.card, inner.fabric, inner.when_lost) = (None, Weak::new(), None);
         inner.to_say.push(hello);
         shared.bell.ring();
@@ -226,10 +227,10 @@ impl Client {
     /// is opened on the fabric.
     pub fn fabric(&self, seat: &Seat, settings: Settings) -> Result<Arc<Fabric>> {
         // A key for each epoch: whoever is left over from another one can't get in, and can't be mistaken.
-        let secret = Secret::from_bytes(self.0.way.secret.derive(&format!("epoch {}", seat.epoch)));
+        let secret = Secret::from_bytes(self.0.route.secret.derive(&format!("epoch {}", seat.epoch)));
         let host = settings.host.clone().or_else(|| seat.hosts.get(seat.rank).cloned());
         let settings = Settings { epoch: seat.epoch, host, ..settings };
-        let mut meeting = Meeting { shared: &self.0, seat };
+        let mut meeting = EpochRendezvous { shared: &self.0, seat };
         let joined = Fabric::join(seat.rank, seat.size, &secret, &mut meeting, settings);
         let mut inner = self.0.lock();
         let fabric = joined.map_err(|error| inner.lost(seat).unwrap_or(error))?;
@@ -341,7 +342,7 @@ impl Shared {
 
     /// The thread's life: one connection after the other, until the driver can't be found any more.
     fn keep_connected(&self) {
-        let mut patience = Deadline::after(self.way.connect_timeout);
+        let mut patience = Deadline::after(self.route.connect_timeout);
         loop {
             let why = match self.connect(patience) {
                 Err(error) => Some(error.to_string()),
@@ -349,7 +350,7 @@ impl Shared {
                     let why = self.talk(line);
                     self.lock().connected = false;
                     tracing::debug!(why, "lost the driver of this elastic job");
-                    patience = Deadline::after(self.way.seek);
+                    patience = Deadline::after(self.route.seek);
                     None
                 }
             };
@@ -365,13 +366,13 @@ impl Shared {
     fn connect(&self, patience: Deadline) -> Result<Line> {
         loop {
             let one_try = patience.left().map_or(ONE_TRY, |left| left.min(ONE_TRY)).max(Duration::from_millis(1));
-            let addresses = match &self.way.driver {
+            let addresses = match &self.route.driver {
                 Driver::At(addresses) => Ok(addresses.clone()),
                 // The process that held it may come back elsewhere, under the same name.
                 Driver::Named(host, port) => look_up(&format!("{host}:{port}")),
             };
             let tried =
-                addresses.and_then(|a| Line::connect(&a, &self.way.secret, self.way.tls, Deadline::after(one_try)));
+                addresses.and_then(|a| Line::connect(&a, &self.route.secret, self.route.tls, Deadline::after(one_try)));
             match tried {
                 Ok(line) => return Ok(line),
                 Err(error) if patience.passed() || matches!(error, Error::Unauthenticated(_)) => return Err(error),
@@ -429,12 +430,12 @@ impl Shared {
 }
 
 /// The rendezvous of one epoch: the driver passes on how each rank can be reached.
-struct Meeting<'a> {
+struct EpochRendezvous<'a> {
     shared: &'a Shared,
     seat: &'a Seat,
 }
 
-impl Rendezvous for Meeting<'_> {
+impl Rendezvous for EpochRendezvous<'_> {
     fn publish(&mut self, _key: &str, value: Vec<u8>, _deadline: Deadline) -> Result<()> {
         let card = ToDriver::Card { epoch: self.seat.epoch, card: ByteBuf::from(value) };
         let mut inner = self.shared.lock();

@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// A host and how many workers it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct HostSlots {
     /// Its name.
     pub name: String,
     /// How many workers it takes.
@@ -33,7 +33,7 @@ pub struct Host {
 
 /// Whether a host is out of favour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Black {
+enum Blacklisting {
     No,
     Until(Time),
     ForEver,
@@ -47,7 +47,7 @@ struct Record {
     strikes: Vec<Time>,
     /// No worker is started before this.
     pause_until: Time,
-    black: Black,
+    blacklisting: Blacklisting,
     /// How often it was blacklisted.
     times: u32,
     /// Since when it is in the list.
@@ -69,7 +69,7 @@ impl Fleet {
     }
 
     /// Takes a new list of hosts.
-    pub(crate) fn see(&mut self, list: &[Host], now: Time) {
+    pub(crate) fn see(&mut self, list: &[HostSlots], now: Time) {
         for record in self.hosts.values_mut() {
             record.place = None;
         }
@@ -80,7 +80,7 @@ impl Fleet {
                 place: None,
                 strikes: Vec::new(),
                 pause_until: Duration::ZERO,
-                black: Black::No,
+                blacklisting: Blacklisting::No,
                 times: 0,
                 since: now,
             });
@@ -101,12 +101,12 @@ impl Fleet {
 
     /// All slots of hosts on which workers may be started.
     pub(crate) fn usable_slots(&self) -> usize {
-        self.hosts.values().filter(|h| h.place.is_some() && h.black == Black::No).map(|h| h.slots).sum()
+        self.hosts.values().filter(|h| h.place.is_some() && h.blacklisting == Blacklisting::No).map(|h| h.slots).sum()
     }
 
     /// Whether a blacklisted host will come back by itself.
     pub(crate) fn some_cool_down(&self) -> bool {
-        self.hosts.values().any(|h| h.place.is_some() && matches!(h.black, Black::Until(_)))
+        self.hosts.values().any(|h| h.place.is_some() && matches!(h.blacklisting, Blacklisting::Until(_)))
     }
 
     /// A worker failed on `host`. Says so if the host is blacklisted for it.
@@ -118,7 +118,7 @@ impl Fleet {
         if !had_joined {
             record.pause_until = record.pause_until.max(now + PAUSE * (1 << (count - 1).min(4)));
         }
-        if count < STRIKES || record.black != Black::No {
+        if count < STRIKES || record.blacklisting != Blacklisting::No {
             return None;
         }
         Some(self.blacklist(host, &format!("{count} of its workers have failed"), now))
@@ -135,7 +135,7 @@ impl Fleet {
             let length = low.as_secs_f64() * (2f64.powi(record.times.min(20) as i32) + jitter);
             now + Duration::from_secs_f64(length.clamp(low.as_secs_f64(), high.as_secs_f64()))
         });
-        record.black = until.map_or(Black::ForEver, Black::Until);
+        record.blacklisting = until.map_or(Blacklisting::ForEver, Blacklisting::Until);
         let how_long = match until {
             Some(until) => format!("for {} s", until.saturating_sub(now).as_secs().max(1)),
             None => "for the rest of the job (--blacklist-cooldown-range would give it another chance)".into(),
@@ -146,8 +146,8 @@ impl Fleet {
     /// Takes hosts back whose time is over.
     pub(crate) fn cool_down(&mut self, now: Time) {
         for record in self.hosts.values_mut() {
-            if matches!(record.black, Black::Until(until) if now >= until) {
-                record.black = Black::No;
+            if matches!(record.blacklisting, Blacklisting::Until(until) if now >= until) {
+                record.blacklisting = Blacklisting::No;
             }
         }
     }
@@ -156,7 +156,7 @@ impl Fleet {
     /// `spares` how many more.
     pub(crate) fn starts(&self, live: &BTreeMap<&str, usize>, target: usize, spares: usize, now: Time) -> Vec<String> {
         let mut hosts: Vec<(&String, &Record)> =
-            self.hosts.iter().filter(|(_, h)| h.place.is_some() && h.black == Black::No).collect();
+            self.hosts.iter().filter(|(_, h)| h.place.is_some() && h.blacklisting == Blacklisting::No).collect();
         hosts.sort_by_key(|(name, h)| (h.since, h.place, *name));
         let living = |name: &str| live.get(name).copied().unwrap_or(0);
         let total: usize = live.values().sum();
@@ -203,8 +203,8 @@ mod tests {
         fleet
     }
 
-    fn list(hosts: &[(&str, usize)]) -> Vec<Host> {
-        hosts.iter().map(|(name, slots)| Host { name: (*name).into(), slots: *slots }).collect()
+    fn list(hosts: &[(&str, usize)]) -> Vec<HostSlots> {
+        hosts.iter().map(|(name, slots)| HostSlots { name: (*name).into(), slots: *slots }).collect()
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
         for _ in 0..9 {
             fleet.blacklist("a", "x", 400 * S);
         }
-        assert_eq!(fleet.hosts["a"].black, Black::Until(500 * S));
+        assert_eq!(fleet.hosts["a"].blacklisting, Blacklisting::Until(500 * S));
     }
 
     #[test]

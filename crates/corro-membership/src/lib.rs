@@ -1,7 +1,7 @@
 //! Who belongs to an elastic job, and what each process is in it.
 //!
 //! A job is a row of epochs. In each, every member has a rank; when one is lost, or members come and go, the epoch ends and the
-//! survivors meet in the next. [`Machine`] decides all of that and does nothing; the driver (`corro run`, or [`Host`] where a
+//! survivors meet in the next. [`Machine`] decides all of that and does nothing; the driver (`corro run`, or [`EmbeddedDriver`] where a
 //! scheduler starts the processes) and the [`Client`] in each process do what it says.
 //!
 //! | module | holds |
@@ -12,14 +12,14 @@
 //! | [`member`] | a worker's side (pure) |
 //! | [`message`] | what is said on the wire |
 //! | `client` | the worker's end of the connection |
-//! | [`host`] | the driver inside a process of the job, where there is no launcher |
+//! | [`embedded`] | the driver inside a process of the job, where there is no launcher |
 //! | [`simulator`] | all of the pure parts in a world that goes wrong |
 //!
 //! `docs/design/elastic.md` says why it is so.
 
 mod client;
+pub mod embedded;
 pub mod fleet;
-pub mod host;
 pub mod machine;
 pub mod member;
 pub mod message;
@@ -27,7 +27,7 @@ mod seats;
 #[doc(hidden)]
 pub mod simulator;
 
-pub use client::{Changes, Client, Coming};
-pub use machine::{Exit, Input, Machine, Output, Rules, Verdict};
+pub use client::{Changes, Client, JoinRequest};
+pub use machine::{Decision, Exit, Input, Machine, Rules, Verdict};
 pub use member::Joined;
 pub use message::{Seat, WorkerId};

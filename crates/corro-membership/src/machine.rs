@@ -12,9 +12,9 @@
 //! last one has come back (or was silent for too long, and was ended), of all who wait, if they are enough. Survivors never
 //! wait for processes that are still starting.
 
-mod forming;
-mod hearing;
-mod losing;
+mod epochs;
+mod losses;
+mod messages;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,8 +22,8 @@ use std::time::Duration;
 use corro_core::Rank;
 use serde_bytes::ByteBuf;
 
-use crate::fleet::{Fleet, Host};
-use crate::message::{Change, Past, ToDriver, ToWorker, WorkerId};
+use crate::fleet::{Fleet, HostSlots};
+use crate::message::{Change, PastSeat, ToDriver, ToWorker, WorkerId};
 
 /// Time since the machine was made.
 pub type Time = Duration;
@@ -108,7 +108,7 @@ pub struct Exit {
 #[derive(Clone, Debug)]
 pub enum Input {
     /// These hosts are there now.
-    Hosts(Vec<Host>),
+    Hosts(Vec<HostSlots>),
     /// This came from a worker.
     Said(LinkId, ToDriver),
     /// A connection has ended.
@@ -123,7 +123,7 @@ pub enum Input {
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
+pub enum Decision {
     /// Start a worker.
     Start {
         /// Its number.
@@ -169,7 +169,7 @@ pub struct Verdict {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum WorkerState {
     /// Its process was started; it has not been heard of.
     Starting,
     /// It wants a seat.
@@ -183,12 +183,12 @@ enum State {
 #[derive(Debug)]
 struct Worker {
     host: String,
-    state: State,
+    state: WorkerState,
     link: Option<LinkId>,
     /// When it was last heard, or when it last changed its state.
     heard: Time,
     since: Time,
-    was: Option<Past>,
+    was: Option<PastSeat>,
     /// The last epoch in which it and all others knew how to reach each other; 0: none.
     met: u64,
     progress: u64,
@@ -247,7 +247,7 @@ pub struct Machine {
     finishing: bool,
     failed: Option<(WorkerId, Exit)>,
     ended: bool,
-    out: Vec<Output>,
+    out: Vec<Decision>,
 }
 
 impl Machine {
@@ -281,7 +281,7 @@ impl Machine {
     }
 
     /// Takes note of what happened at `now`, and says what is to be done.
-    pub fn handle(&mut self, input: Input, now: Time) -> Vec<Output> {
+    pub fn handle(&mut self, input: Input, now: Time) -> Vec<Decision> {
         if self.ended {
             return self.after_the_end(&input);
         }
@@ -302,7 +302,7 @@ impl Machine {
     }
 
     /// Ends the job, for a reason of the driver's own.
-    pub fn stop(&mut self, why: &str) -> Vec<Output> {
+    pub fn stop(&mut self, why: &str) -> Vec<Decision> {
         if !self.ended {
             self.end(false, why.to_owned(), None);
         }
@@ -338,16 +338,16 @@ impl Machine {
     }
 
     fn tell_seated(&mut self, message: &ToWorker) {
-        let seated = self.workers.values().filter(|w| w.state == State::Seated).filter_map(|w| w.link);
-        self.out.extend(seated.map(|link| Output::Tell(link, message.clone())));
+        let seated = self.workers.values().filter(|w| w.state == WorkerState::Seated).filter_map(|w| w.link);
+        self.out.extend(seated.map(|link| Decision::Tell(link, message.clone())));
     }
 
     fn dismiss(&mut self, id: WorkerId, why: &str, now: Time) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
-        if worker.state != State::Leaving {
-            (worker.state, worker.since) = (State::Leaving, now);
+        if worker.state != WorkerState::Leaving {
+            (worker.state, worker.since) = (WorkerState::Leaving, now);
         }
-        self.out.extend(worker.link.map(|link| Output::Tell(link, ToWorker::Removed(why.to_owned()))));
+        self.out.extend(worker.link.map(|link| Decision::Tell(link, ToWorker::Removed(why.to_owned()))));
     }
 
     // What follows from it all.
@@ -381,23 +381,23 @@ impl Machine {
     fn finish(&mut self, now: Time) {
         let number = self.epoch.as_ref().map_or(0, |e| e.number);
         let of_this = |w: &Worker| w.was.is_some_and(|past| past.epoch == number);
-        let not_needed = self.workers.iter().filter(|(_, w)| !of_this(w) && w.state != State::Leaving);
+        let not_needed = self.workers.iter().filter(|(_, w)| !of_this(w) && w.state != WorkerState::Leaving);
         let not_needed: Vec<WorkerId> = not_needed.map(|(id, _)| *id).collect();
         for id in not_needed {
             let Some(worker) = self.workers.get_mut(&id) else { continue };
             match worker.link {
                 Some(link) => {
-                    (worker.state, worker.since) = (State::Leaving, now);
+                    (worker.state, worker.since) = (WorkerState::Leaving, now);
                     let why = "the job has been finished".to_owned();
-                    self.out.push(Output::Tell(link, ToWorker::Ended { success: true, why }));
+                    self.out.push(Decision::Tell(link, ToWorker::Ended { success: true, why }));
                 }
                 None => {
-                    self.out.push(Output::Kill { worker: id, why: "it is not needed any more".into() });
+                    self.out.push(Decision::Kill { worker: id, why: "it is not needed any more".into() });
                     self.drop_worker(id, None, now);
                 }
             }
         }
-        let working = self.workers.values().any(|w| w.was.is_some() && w.state != State::Leaving);
+        let working = self.workers.values().any(|w| w.was.is_some() && w.state != WorkerState::Leaving);
         if !working && (self.workers.is_empty() || !self.rules.supply) {
             let failed = self.failed.take().filter(|_| self.rules.supply);
             let (success, why) = match &failed {
@@ -411,15 +411,15 @@ impl Machine {
     fn end(&mut self, success: bool, why: String, failed: Option<(WorkerId, Exit)>) {
         self.ended = true;
         let message = ToWorker::Ended { success, why: why.clone() };
-        self.out.extend(self.links.keys().map(|link| Output::Tell(*link, message.clone())));
-        self.out.push(Output::Finished(Verdict { success, why, failed }));
+        self.out.extend(self.links.keys().map(|link| Decision::Tell(*link, message.clone())));
+        self.out.push(Decision::Finished(Verdict { success, why, failed }));
     }
 
-    fn after_the_end(&self, input: &Input) -> Vec<Output> {
+    fn after_the_end(&self, input: &Input) -> Vec<Decision> {
         match input {
             Input::Said(link, ToDriver::Hello(_) | ToDriver::Present { .. }) => {
                 let why = "the job is over".to_owned();
-                vec![Output::Tell(*link, ToWorker::Ended { success: self.finishing, why })]
+                vec![Decision::Tell(*link, ToWorker::Ended { success: self.finishing, why })]
             }
             _ => Vec::new(),
         }

@@ -4,7 +4,7 @@
 
 use serde_bytes::ByteBuf;
 
-use crate::message::{Cause, Change, Hello, Past, Seat, ToDriver, ToWorker, WorkerId};
+use crate::message::{Cause, Change, Hello, PastSeat, Seat, ToDriver, ToWorker, WorkerId};
 
 /// How its wish for a seat was answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Member {
 
     /// Asks for a seat; what it has is given up.
     pub fn ask(&mut self, progress: u64, cause: Option<Cause>) -> ToDriver {
-        let was = self.seat.as_ref().map(|s| Past { epoch: s.epoch, rank: s.rank });
+        let was = self.seat.as_ref().map(|s| PastSeat { epoch: s.epoch, rank: s.rank });
         let hello = Hello {
             worker: self.worker,
             host: self.host.clone(),
@@ -83,7 +83,7 @@ impl Member {
             return Some(ToDriver::Hello(hello.clone()));
         }
         let seat = self.seat.as_ref()?;
-        let seat = Past { epoch: seat.epoch, rank: seat.rank };
+        let seat = PastSeat { epoch: seat.epoch, rank: seat.rank };
         Some(ToDriver::Present { worker: self.worker, host: self.host.clone(), seat })
     }
 

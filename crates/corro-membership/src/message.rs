@@ -24,7 +24,7 @@ pub enum ToDriver {
         /// Where.
         host: String,
         /// Its seat.
-        seat: Past,
+        seat: PastSeat,
     },
     /// How this rank can be reached in its epoch.
     Card {
@@ -49,7 +49,7 @@ pub struct Hello {
     /// Its release of corro.
     pub release: String,
     /// Its last seat.
-    pub was: Option<Past>,
+    pub was: Option<PastSeat>,
     /// How far its state is: commits since the job began.
     pub progress: u64,
     /// Why its last epoch ended for it.
@@ -58,7 +58,7 @@ pub struct Hello {
 
 /// A seat that a worker has or had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Past {
+pub struct PastSeat {
     /// In this epoch.
     pub epoch: u64,
     /// It was this rank.

@@ -9,14 +9,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::message::{Past, Seat, WorkerId};
+use crate::message::{PastSeat, Seat, WorkerId};
 
 /// A worker that could have a seat.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate<'a> {
     pub(crate) worker: WorkerId,
     pub(crate) host: &'a str,
-    pub(crate) was: Option<Past>,
+    pub(crate) was: Option<PastSeat>,
     pub(crate) progress: u64,
     pub(crate) slot: Option<usize>,
 }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     fn one(worker: WorkerId, host: &str, rank: Option<usize>, progress: u64, slot: Option<usize>) -> Candidate<'_> {
-        Candidate { worker, host, was: rank.map(|rank| Past { epoch: 4, rank }), progress, slot }
+        Candidate { worker, host, was: rank.map(|rank| PastSeat { epoch: 4, rank }), progress, slot }
     }
 
     fn shown(chosen: &[Chosen]) -> String {

@@ -13,14 +13,14 @@
 //! 6. a process that was given up gets no seat any more.
 
 mod events;
-mod life;
-mod trouble;
+mod faults;
+mod processes;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-use crate::fleet::Host;
+use crate::fleet::HostSlots;
 use crate::machine::{LinkId, Machine, Rules, Verdict};
 use crate::member::Member;
 use crate::message::{Cause, ToDriver, ToWorker, WorkerId};
@@ -162,7 +162,7 @@ struct Link {
 
 /// The members of one epoch as they train.
 #[derive(Default)]
-struct Course {
+struct EpochRun {
     size: usize,
     ranks: BTreeMap<usize, WorkerId>,
     arrived: BTreeSet<WorkerId>,
@@ -179,14 +179,14 @@ struct World {
     rules: Rules,
     machine: Option<Machine>,
     machine_begin: u64,
-    hosts: Vec<Host>,
+    hosts: Vec<HostSlots>,
     down: BTreeSet<String>,
     cut_off: BTreeSet<String>,
     processes: BTreeMap<WorkerId, Process>,
     links: BTreeMap<LinkId, Link>,
     next_link: LinkId,
     next_worker: WorkerId,
-    courses: BTreeMap<u64, Course>,
+    epoch_runs: BTreeMap<u64, EpochRun>,
     /// The newest epoch in which a step was made.
     newest: u64,
     steps: u64,
@@ -206,8 +206,8 @@ impl World {
         }
         let supply = !random.one_in(4);
         let count = random.between(1, 3);
-        let hosts: Vec<Host> =
-            (0..count).map(|at| Host { name: format!("h{at}"), slots: random.between(1, 3) as usize }).collect();
+        let hosts: Vec<HostSlots> =
+            (0..count).map(|at| HostSlots { name: format!("h{at}"), slots: random.between(1, 3) as usize }).collect();
         let slots: usize = hosts.iter().map(|h| h.slots).sum();
         let start = random.between(1, slots as u64) as usize;
         let min = random.between(1, start as u64) as usize;
@@ -246,7 +246,7 @@ impl World {
             links: BTreeMap::new(),
             next_link: 0,
             next_worker: 1 << 32,
-            courses: BTreeMap::new(),
+            epoch_runs: BTreeMap::new(),
             newest: 0,
             steps: 0,
             faults,

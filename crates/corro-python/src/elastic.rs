@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use corro_core::{Error, Result};
 use corro_engine::{Engine, Options};
-use corro_membership::{Client, Coming, Joined};
+use corro_membership::{Client, JoinRequest, Joined};
 use corro_transport::Settings;
 use pyo3::exceptions::PySystemExit;
 use pyo3::prelude::*;
@@ -80,7 +80,7 @@ pub(crate) fn start(py: Python<'_>, client: &'static Client) -> PyResult<Running
 fn seated(client: &Client) -> Result<Answer> {
     let mut cause = CAUSE.lock().unwrap_or_else(PoisonError::into_inner).take();
     loop {
-        let coming = Coming { progress: PROGRESS.load(Ordering::Relaxed), cause: cause.as_ref() };
+        let coming = JoinRequest { progress: PROGRESS.load(Ordering::Relaxed), cause: cause.as_ref() };
         // Horovod's users expect ValueError from a failed init, whatever failed.
         let joined = client.join(coming).map_err(|error| Error::Usage(error.to_string()))?;
         let seat = match joined {

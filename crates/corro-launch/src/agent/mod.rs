@@ -7,10 +7,10 @@
 //! network is gone). The processes of an elastic job come and go one by one, and may go on for a while without a launcher.
 //! One thread, which never blocks.
 
+mod descendants;
 mod environment;
-mod family;
 pub mod message;
-mod rank;
+mod process;
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,7 +26,7 @@ use serde_bytes::ByteBuf;
 
 pub(crate) use environment::passed_on;
 use message::{Ending, Inbox, MAX_ORDER, Order, Report, Start};
-use rank::Process;
+use process::Process;
 
 /// How often a host says that it is alive.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
@@ -68,27 +68,27 @@ struct Agent<'a> {
     ranks: Vec<Process>,
     started: bool,
     /// In an elastic job: how to start more processes.
-    elastic: Option<Elastic>,
+    template: Option<LaunchTemplate>,
     /// The launcher is gone, and its processes may go on until this.
     orphaned_until: Option<Instant>,
     /// When the launcher was last heard, and how long it may be silent.
     heard: Instant,
     silence: Option<Duration>,
     last_beat: Instant,
-    ending: Option<Ends>,
+    shutdown: Option<Shutdown>,
     /// Whether the launcher still reads what is written.
     connected: bool,
 }
 
 /// What an agent remembers in an elastic job.
-struct Elastic {
+struct LaunchTemplate {
     order: Start,
     environment: Vec<(OsString, OsString)>,
     orphan_time: Duration,
 }
 
 /// How far the end of everything has come.
-struct Ends {
+struct Shutdown {
     kill_at: Instant,
     killed: bool,
     /// No report is waited for after this.
@@ -111,12 +111,12 @@ impl<'a> Agent<'a> {
             outbox: Vec::new(),
             ranks: Vec::new(),
             started: false,
-            elastic: None,
+            template: None,
             orphaned_until: None,
             heard: now,
             silence: Some(PATIENCE),
             last_beat: now,
-            ending: None,
+            shutdown: None,
             connected: true,
         })
     }
@@ -145,7 +145,7 @@ impl<'a> Agent<'a> {
             fds.push(PollFd::from_borrowed_fd(self.output, interest));
         }
         if room {
-            let pipes = self.ranks.iter().flat_map(|r| &r.pipes).filter_map(rank::Pipe::fd);
+            let pipes = self.ranks.iter().flat_map(|r| &r.pipes).filter_map(process::Pipe::fd);
             fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         }
         let timeout = Timespec::try_from(self.timeout()).map_err(|e| Error::Bug(format!("a timeout: {e}")))?;
@@ -175,9 +175,9 @@ impl<'a> Agent<'a> {
         if let Some(orphaned) = self.orphaned_until {
             until = until.min(orphaned);
         }
-        if let Some(ends) = &self.ending {
-            let next = if ends.killed { now + Duration::from_millis(20) } else { ends.kill_at };
-            until = until.min(next).min(ends.give_up.max(now));
+        if let Some(shutdown) = &self.shutdown {
+            let next = if shutdown.killed { now + Duration::from_millis(20) } else { shutdown.kill_at };
+            until = until.min(next).min(shutdown.give_up.max(now));
             if self.ranks.iter().all(|r| r.told) {
                 // Orphans give no sign of their end except SIGCHLD, which may have come before this turn.
                 until = until.min(now + Duration::from_millis(20));
@@ -218,9 +218,9 @@ impl<'a> Agent<'a> {
     fn disconnect(&mut self) {
         self.connected = false;
         self.outbox.clear();
-        match &self.elastic {
-            Some(elastic) if self.ending.is_none() && !elastic.orphan_time.is_zero() => {
-                self.orphaned_until = Some(Instant::now() + elastic.orphan_time);
+        match &self.template {
+            Some(template) if self.shutdown.is_none() && !template.orphan_time.is_zero() => {
+                self.orphaned_until = Some(Instant::now() + template.orphan_time);
             }
             _ => self.end(Signal::TERM, GRACE),
         }
@@ -253,7 +253,7 @@ impl<'a> Agent<'a> {
             environment = environment::on_another_host(std::env::vars_os(), environment);
         }
         for (rank, own) in &order.ranks {
-            let report = match rank::start(&order, *rank, &environment, own) {
+            let report = match process::start(&order, *rank, &environment, own) {
                 Ok(process) => {
                     let pid = process.pid.as_raw_nonzero().get();
                     self.ranks.push(process);
@@ -270,19 +270,19 @@ impl<'a> Agent<'a> {
         }
         if let Some(orphan_ms) = order.orphan_ms {
             let orphan_time = Duration::from_millis(orphan_ms.min(86_400_000));
-            self.elastic = Some(Elastic { order, environment, orphan_time });
+            self.template = Some(LaunchTemplate { order, environment, orphan_time });
         }
         Ok(())
     }
 
     fn launch(&mut self, rank: Rank, own: &[(String, String)]) -> Result<()> {
-        let Some(elastic) = &self.elastic else {
+        let Some(template) = &self.template else {
             return Err(Error::Malformed("an order to start one process before the order to start".into()));
         };
-        if self.ending.is_some() {
+        if self.shutdown.is_some() {
             return Ok(());
         }
-        let report = match rank::start(&elastic.order, rank, &elastic.environment, own) {
+        let report = match process::start(&template.order, rank, &template.environment, own) {
             Ok(process) => {
                 let pid = process.pid.as_raw_nonzero().get();
                 self.ranks.push(process);
@@ -360,12 +360,12 @@ impl<'a> Agent<'a> {
     /// Begins the end of everything, or hurries it.
     fn end(&mut self, signal: Signal, grace: Duration) {
         let now = Instant::now();
-        if self.ending.as_ref().is_some_and(|e| e.killed) {
+        if self.shutdown.as_ref().is_some_and(|e| e.killed) {
             return;
         }
-        family::signal_all(&self.living(), signal);
-        let kill_at = self.ending.as_ref().map_or(now + grace, |e| e.kill_at.min(now + grace));
-        self.ending = Some(Ends { kill_at, killed: false, give_up: kill_at + LAST_WORDS });
+        descendants::signal_all(&self.living(), signal);
+        let kill_at = self.shutdown.as_ref().map_or(now + grace, |e| e.kill_at.min(now + grace));
+        self.shutdown = Some(Shutdown { kill_at, killed: false, give_up: kill_at + LAST_WORDS });
     }
 
     fn watch_the_clock(&mut self) -> Result<()> {
@@ -382,26 +382,26 @@ impl<'a> Agent<'a> {
                 }
             }
         }
-        if self.orphaned_until.is_some_and(|until| now >= until) && self.ending.is_none() {
+        if self.orphaned_until.is_some_and(|until| now >= until) && self.shutdown.is_none() {
             self.end(Signal::TERM, GRACE);
         }
-        if self.elastic.is_some() {
+        if self.template.is_some() {
             // Many come and go in a long job.
             self.ranks.retain(|r| !r.told || r.pipes.iter().any(|p| p.fd().is_some()));
         }
-        let more_may_come = self.elastic.is_some() && self.orphaned_until.is_none();
-        if self.started && !more_may_come && self.ending.is_none() && self.ranks.iter().all(|r| r.told) {
+        let more_may_come = self.template.is_some() && self.orphaned_until.is_none();
+        if self.started && !more_may_come && self.shutdown.is_none() && self.ranks.iter().all(|r| r.told) {
             // What ranks leave behind may clean up after them (Python's resource tracker does), but not for ever.
             let kill_at = now + LEFTOVERS;
-            self.ending = Some(Ends { kill_at, killed: false, give_up: kill_at + LAST_WORDS });
+            self.shutdown = Some(Shutdown { kill_at, killed: false, give_up: kill_at + LAST_WORDS });
         }
         let living = self.living();
-        if let Some(ends) = &mut self.ending
-            && (ends.killed || now >= ends.kill_at)
+        if let Some(shutdown) = &mut self.shutdown
+            && (shutdown.killed || now >= shutdown.kill_at)
         {
-            ends.killed = true;
+            shutdown.killed = true;
             // Again and again, since a process may have started another one in between.
-            family::signal_all(&living, Signal::KILL);
+            descendants::signal_all(&living, Signal::KILL);
         }
         Ok(())
     }
@@ -419,8 +419,8 @@ impl<'a> Agent<'a> {
 
     /// Whether nothing is left to be done, on this host or for the launcher.
     fn is_over(&mut self) -> Result<bool> {
-        let Some(ends) = &self.ending else { return Ok(false) };
-        let late = Instant::now() >= ends.give_up;
+        let Some(shutdown) = &self.shutdown else { return Ok(false) };
+        let late = Instant::now() >= shutdown.give_up;
         // No child at all: then there is no descendant either, since orphans become our children.
         let childless = matches!(children(), Err(rustix::io::Errno::CHILD));
         let all_gone = childless && self.ranks.iter().all(|r| r.told);

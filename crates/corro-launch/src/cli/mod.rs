@@ -26,7 +26,7 @@ use corro_core::{Error, Result, config};
 
 pub use request::Plan;
 
-use crate::course::Failure;
+use crate::lifecycle::Failure;
 use crate::output::{Output, Style};
 
 const USAGE_ERROR: u8 = 2;

@@ -10,7 +10,7 @@ use corro_membership::Rules;
 
 use super::config_file::{self, ConfigFile};
 use super::{flags, knobs};
-use crate::elastic::{Elastic, Hosts};
+use crate::elastic::{ElasticJob, Hosts};
 use crate::hosts::{self, Host};
 use crate::job::{Control, Job, Outcome};
 use crate::output::Output;
@@ -32,7 +32,7 @@ pub enum Plan {
     /// One whose processes are there from the beginning to the end.
     Fixed(Box<Job>),
     /// One whose processes come and go.
-    Elastic(Box<Elastic>),
+    Elastic(Box<ElasticJob>),
 }
 
 impl Plan {
@@ -254,7 +254,7 @@ fn elastic_rules(matches: &ArgMatches) -> Result<Option<Rules>> {
     }))
 }
 
-fn elastic(matches: &ArgMatches, job: Job, rules: Rules) -> Result<Elastic> {
+fn elastic(matches: &ArgMatches, job: Job, rules: Rules) -> Result<ElasticJob> {
     let hosts = match (matches.get_one::<String>("host-discovery-script"), given_hosts(matches)?) {
         (Some(command), _) => Hosts::Script {
             command: command.into(),
@@ -267,7 +267,7 @@ fn elastic(matches: &ArgMatches, job: Job, rules: Rules) -> Result<Elastic> {
     if let Hosts::Fixed(hosts) = &hosts {
         placement::place(rules.start, hosts)?;
     }
-    Ok(Elastic { job, rules, hosts, orphan_time: config::ELASTIC_ORPHAN_TIME.seconds(Duration::from_secs(60))? })
+    Ok(ElasticJob { job, rules, hosts, orphan_time: config::ELASTIC_ORPHAN_TIME.seconds(Duration::from_secs(60))? })
 }
 
 fn remark_on_others(matches: &ArgMatches, controller: Option<&str>, remarks: &mut Vec<String>) {

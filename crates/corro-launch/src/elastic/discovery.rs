@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use corro_core::{Error, Result};
 
 use super::Hosts;
+use crate::agent_process::Event;
 use crate::hosts::{self, Host};
-use crate::leash::Event;
 use crate::remote;
 
 /// How long a script may take.

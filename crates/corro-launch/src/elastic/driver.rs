@@ -14,20 +14,20 @@ use std::time::{Duration, Instant};
 use corro_core::{Deadline, Error, Result};
 use corro_membership::fleet;
 use corro_membership::message::{MAX_TO_DRIVER, ToDriver};
-use corro_membership::{Exit, Input, Machine, Output as Decision, Verdict, WorkerId};
+use corro_membership::{Decision, Exit, Input, Machine, Verdict, WorkerId};
 use corro_transport::desk::{Desk, Heard};
 use corro_transport::secret::Secret;
 use corro_transport::store;
 
 use self::agents::Agent;
 use super::discovery::Discovery;
-use super::{Elastic, Hosts};
+use super::{ElasticJob, Hosts};
 use crate::agent::BEAT;
 use crate::agent::message::{Ending, Order, Report};
-use crate::course::Failure;
+use crate::agent_process::{Event, SharedOutput, lock_soon};
 use crate::hosts::Host;
 use crate::job::{Outcome, start_store};
-use crate::leash::{Event, SharedOutput, lock_soon};
+use crate::lifecycle::Failure;
 use crate::output::Output;
 use crate::{remote, worker};
 
@@ -47,7 +47,7 @@ pub(super) fn key(host: &Host) -> String {
 }
 
 pub(super) struct Driver<'a> {
-    elastic: &'a Elastic,
+    elastic: &'a ElasticJob,
     secret: Secret,
     store: store::Server,
     desk: Desk,
@@ -76,7 +76,7 @@ pub(super) struct Driver<'a> {
 
 impl<'a> Driver<'a> {
     pub(super) fn start(
-        elastic: &'a Elastic,
+        elastic: &'a ElasticJob,
         output: Output,
         sender: Sender<Event>,
         events: Receiver<Event>,
@@ -172,7 +172,7 @@ impl<'a> Driver<'a> {
             Event::Membership(Heard::Said(link, message)) => self.note(Input::Said(link, message)),
             Event::Membership(Heard::Gone(link, why)) => self.note(Input::Lost(link, why)),
             Event::Hosts(found) => {
-                let list = found.iter().map(|(h, _)| fleet::Host { name: key(h), slots: h.slots }).collect();
+                let list = found.iter().map(|(h, _)| fleet::HostSlots { name: key(h), slots: h.slots }).collect();
                 self.listed = found.iter().map(|(h, _)| key(h)).collect();
                 self.hosts.extend(found.into_iter().map(|(host, local)| (key(&host), (host, local))));
                 self.note(Input::Hosts(list))?;
@@ -269,7 +269,7 @@ impl<'a> Driver<'a> {
                 Decision::Kill { worker, .. } => {
                     if let Some(at) = self.workers.get(&worker) {
                         self.agents[*at].waiting.retain(|w| *w != worker);
-                        self.agents[*at].leash.order(&Order::Kill { rank: worker as usize })?;
+                        self.agents[*at].process.order(&Order::Kill { rank: worker as usize })?;
                     }
                 }
                 Decision::Say(text) => self.say(&format!("corro: {text}")),
@@ -331,7 +331,7 @@ impl<'a> Driver<'a> {
         self.kill_at = Some(self.kill_at.map_or(kill_at, |at| at.min(kill_at)));
         let order = Order::End { signal, grace_ms: grace.as_millis() as u64 };
         for agent in self.agents.iter_mut().filter(|a| !a.over) {
-            agent.leash.order(&order)?;
+            agent.process.order(&order)?;
             if !agent.greeted {
                 // Nothing was started there.
                 agent.over = true;
@@ -343,7 +343,7 @@ impl<'a> Driver<'a> {
     pub(super) fn release(&mut self) {
         for over in [true, false] {
             for agent in self.agents.iter_mut().filter(|a| a.over == over) {
-                agent.leash.release(if over { Duration::from_millis(500) } else { Duration::from_secs(3) });
+                agent.process.release(if over { Duration::from_millis(500) } else { Duration::from_secs(3) });
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Elastic jobs: processes come and go, and the job goes on.
+//! ElasticJob jobs: processes come and go, and the job goes on.
 //!
 //! All decisions are [`corro_membership::Machine`]'s. Here is what it decides about: hosts as they are discovered
 //! (`discovery`), agents and processes on them, the connections of workers (`driver`).
@@ -19,7 +19,7 @@ use crate::output::Output;
 
 /// An elastic job.
 #[derive(Clone, Debug)]
-pub struct Elastic {
+pub struct ElasticJob {
     /// What to run and how; its placement means nothing here.
     pub job: Job,
     /// How many processes, and how patient to be.
@@ -46,7 +46,7 @@ pub enum Hosts {
     },
 }
 
-impl Elastic {
+impl ElasticJob {
     /// Runs the job to its end. `ready` is given the means to interrupt it.
     pub fn run(&self, output: Output, ready: impl FnOnce(Control)) -> Result<Outcome> {
         let (sender, events) = channel();

@@ -105,10 +105,10 @@ impl World {
             }
             Event::Stuck(id, epoch, step) => {
                 let process = &self.processes[&id];
-                let course = &self.courses[&epoch];
-                if process.epoch == epoch && process.phase == Phase::AtStep && course.step.unwrap_or(u64::MAX) == step {
-                    let missing = (0..course.size)
-                        .find(|rank| course.ranks.get(rank).is_none_or(|w| !course.arrived.contains(w)));
+                let run = &self.epoch_runs[&epoch];
+                if process.epoch == epoch && process.phase == Phase::AtStep && run.step.unwrap_or(u64::MAX) == step {
+                    let missing =
+                        (0..run.size).find(|rank| run.ranks.get(rank).is_none_or(|w| !run.arrived.contains(w)));
                     self.fail(id, missing);
                 }
                 Ok(())

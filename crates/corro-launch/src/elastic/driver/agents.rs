@@ -15,8 +15,8 @@ use serde_bytes::ByteBuf;
 use super::Driver;
 use crate::agent::message::{Order, Start};
 use crate::agent::{self, BEAT};
+use crate::agent_process::AgentProcess;
 use crate::job::{GOODBYE, LAUNCHER_PATIENCE};
-use crate::leash::Leash;
 use crate::remote;
 use crate::variables::{self, Common};
 
@@ -24,7 +24,7 @@ use crate::variables::{self, Common};
 pub(super) struct Agent {
     pub(super) host: String,
     pub(super) local: bool,
-    pub(super) leash: Leash,
+    pub(super) process: AgentProcess,
     pub(super) started: Instant,
     pub(super) heard: Instant,
     /// Whether it has said hello, and the launcher's address as it sees it.
@@ -52,13 +52,13 @@ impl Driver<'_> {
             self.say(&format!("corro: reaching {name}"));
         }
         let at = self.agents.len();
-        let leash = Leash::start(command, at, &self.sender, &self.output)?;
+        let process = AgentProcess::start(command, at, &self.sender, &self.output)?;
         let now = Instant::now();
         let host = name.to_owned();
         self.agents.push(Agent {
             host,
             local,
-            leash,
+            process,
             started: now,
             heard: now,
             greeted: false,
@@ -81,7 +81,7 @@ impl Driver<'_> {
             silence_ms: (!self.agents[at].local).then_some((job.host_timeout * LAUNCHER_PATIENCE).as_millis() as u64),
             orphan_ms: Some(self.elastic.orphan_time.as_millis() as u64),
         };
-        self.agents[at].leash.order(&Order::Start(start))?;
+        self.agents[at].process.order(&Order::Start(start))?;
         self.launch_waiting(at)
     }
 
@@ -97,7 +97,7 @@ impl Driver<'_> {
         let driver = self.reachable(at, self.desk.addresses()?)?;
         for worker in std::mem::take(&mut self.agents[at].waiting) {
             let own = variables::of_worker(&common, worker, &driver, &self.agents[at].host);
-            self.agents[at].leash.order(&Order::Launch { rank: worker as usize, own })?;
+            self.agents[at].process.order(&Order::Launch { rank: worker as usize, own })?;
         }
         Ok(())
     }
@@ -143,8 +143,8 @@ impl Driver<'_> {
             if agent.local || !agent.greeted {
                 continue;
             }
-            agent.leash.order(&Order::Beat)?;
-            if agent.leash.is_showing() {
+            agent.process.order(&Order::Beat)?;
+            if agent.process.is_showing() {
                 // We do not listen to it now, because nobody reads what we show: that is no silence of the host.
                 agent.heard = now;
             }
@@ -159,7 +159,7 @@ impl Driver<'_> {
         let agent = &mut self.agents[at];
         agent.over = true;
         // Should it still be there, it ends what it has started.
-        agent.leash.release(Duration::ZERO);
+        agent.process.release(Duration::ZERO);
         let host = agent.host.clone();
         self.workers.retain(|_, a| *a != at);
         if self.kill_at.is_some() {
@@ -176,7 +176,7 @@ impl Driver<'_> {
         let used: BTreeSet<usize> = self.workers.values().copied().collect();
         for (at, agent) in self.agents.iter_mut().enumerate() {
             if !agent.over && agent.greeted && !used.contains(&at) && !self.listed.contains(&agent.host) {
-                agent.leash.order(&Order::End { signal: libc::SIGTERM, grace_ms: 0 })?;
+                agent.process.order(&Order::End { signal: libc::SIGTERM, grace_ms: 0 })?;
                 agent.over = true;
             }
         }
@@ -185,8 +185,8 @@ impl Driver<'_> {
 
     pub(super) fn why_silent(&mut self, at: usize, reason: Option<String>) -> String {
         let agent = &mut self.agents[at];
-        let status = agent.leash.status(GOODBYE);
-        let words = agent.leash.last_words(GOODBYE);
+        let status = agent.process.status(GOODBYE);
+        let words = agent.process.last_words(GOODBYE);
         let last = words.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>();
         let mut text = last[last.len().saturating_sub(3)..].join(" | ");
         if text.is_empty() {

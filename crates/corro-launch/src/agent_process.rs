@@ -48,7 +48,7 @@ pub(crate) enum Event {
 pub(crate) type SharedOutput = Arc<Mutex<Output>>;
 
 /// An agent that was started.
-pub(crate) struct Leash {
+pub(crate) struct AgentProcess {
     child: Child,
     /// `None` once its standard input is closed.
     orders: Option<Sender<Vec<u8>>>,
@@ -59,7 +59,7 @@ pub(crate) struct Leash {
     readers: Vec<JoinHandle<()>>,
 }
 
-impl Leash {
+impl AgentProcess {
     /// Starts an agent as `command` says. It is `host` in all its events.
     pub(crate) fn start(
         mut command: Command,
@@ -155,7 +155,7 @@ impl Leash {
     }
 }
 
-impl Drop for Leash {
+impl Drop for AgentProcess {
     fn drop(&mut self) {
         self.release(Duration::ZERO);
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_bytes::ByteBuf;
 
-use super::{Epoch, LinkId, Machine, Output, State, Time, Worker};
-use crate::message::{Cause, Hello, Past, ToDriver, ToWorker, WorkerId};
+use super::{Decision, Epoch, LinkId, Machine, Time, Worker, WorkerState};
+use crate::message::{Cause, Hello, PastSeat, ToDriver, ToWorker, WorkerId};
 
 impl Machine {
     pub(super) fn said(&mut self, link: LinkId, message: ToDriver, now: Time) {
@@ -35,27 +35,27 @@ impl Machine {
         if hello.release != env!("CARGO_PKG_VERSION") {
             let why =
                 format!("it has corro {}, the driver {}: install the same", hello.release, env!("CARGO_PKG_VERSION"));
-            return self.out.push(Output::Tell(link, ToWorker::Ended { success: false, why }));
+            return self.out.push(Decision::Tell(link, ToWorker::Ended { success: false, why }));
         }
         if !self.adopt_worker(id, &hello.host, hello.was, now) {
             let why = "it was given up for lost, and the job goes on without it".to_owned();
-            return self.out.push(Output::Tell(link, ToWorker::Removed(why)));
+            return self.out.push(Decision::Tell(link, ToWorker::Removed(why)));
         }
         self.last_number = self.last_number.max(hello.was.map_or(0, |past| past.epoch));
         self.attach(link, id, now);
         let Some(worker) = self.workers.get_mut(&id) else { return };
-        if worker.state == State::Leaving {
+        if worker.state == WorkerState::Leaving {
             return self.dismiss(id, "its host has left the job", now);
         }
-        let was_seated = worker.state == State::Seated;
-        if worker.state == State::Starting {
+        let was_seated = worker.state == WorkerState::Seated;
+        if worker.state == WorkerState::Starting {
             worker.was = worker.was.or(hello.was);
         }
         worker.progress = hello.progress;
         worker.blamed = None;
         worker.told.clear();
-        if worker.state != State::Waiting {
-            (worker.state, worker.since) = (State::Waiting, now);
+        if worker.state != WorkerState::Waiting {
+            (worker.state, worker.since) = (WorkerState::Waiting, now);
             self.last_arrival = now;
         }
         // A seat that it never heard of, or that it gives up: the others can't go on in that epoch either way.
@@ -67,7 +67,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn came_back(&mut self, id: WorkerId, was: Option<Past>, cause: Option<Cause>, now: Time) {
+    pub(super) fn came_back(&mut self, id: WorkerId, was: Option<PastSeat>, cause: Option<Cause>, now: Time) {
         let Some(epoch) = &self.epoch else { return };
         let Some((rank, _)) = epoch.members.iter().find(|(_, member)| **member == id) else { return };
         let of_this = was.is_some_and(|past| past.epoch == epoch.number);
@@ -83,10 +83,10 @@ impl Machine {
         self.over(why, culprit, now);
     }
 
-    pub(super) fn present(&mut self, link: LinkId, id: WorkerId, host: &str, seat: Past, now: Time) {
+    pub(super) fn present(&mut self, link: LinkId, id: WorkerId, host: &str, seat: PastSeat, now: Time) {
         if !self.adopt_worker(id, host, Some(seat), now) {
             let why = "it was given up for lost, and the job goes on without it".to_owned();
-            return self.out.push(Output::Tell(link, ToWorker::Removed(why)));
+            return self.out.push(Decision::Tell(link, ToWorker::Removed(why)));
         }
         self.attach(link, id, now);
         let newest = seat.epoch >= self.last_number;
@@ -96,7 +96,8 @@ impl Machine {
             // An epoch that another machine has made, whose place this one has taken. Some may have left it already.
             let (members, cards) = (BTreeMap::new(), BTreeMap::new());
             self.epoch = Some(Epoch { number: seat.epoch, members, size: 0, cards, over: None, adopted: true });
-            let left = |w: &Worker| w.state == State::Waiting && w.was.is_some_and(|past| past.epoch == seat.epoch);
+            let left =
+                |w: &Worker| w.state == WorkerState::Waiting && w.was.is_some_and(|past| past.epoch == seat.epoch);
             if self.workers.values().any(left) {
                 self.over("others have come back from it".into(), None, now);
             }
@@ -104,21 +105,21 @@ impl Machine {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         let Some(epoch) = &mut self.epoch else {
             let why = "the job has gone on meanwhile".to_owned();
-            return self.out.push(Output::Tell(link, ToWorker::Over { epoch: seat.epoch, culprit: None, why }));
+            return self.out.push(Decision::Tell(link, ToWorker::Over { epoch: seat.epoch, culprit: None, why }));
         };
         let its_own = epoch.members.get(&seat.rank).is_some_and(|member| *member == id);
-        if epoch.number == seat.epoch && (epoch.adopted || its_own) && worker.state != State::Leaving {
+        if epoch.number == seat.epoch && (epoch.adopted || its_own) && worker.state != WorkerState::Leaving {
             epoch.members.insert(seat.rank, id);
             if epoch.adopted {
                 epoch.size = epoch.members.len();
             }
-            (worker.state, worker.since, worker.was) = (State::Seated, now, Some(seat));
+            (worker.state, worker.since, worker.was) = (WorkerState::Seated, now, Some(seat));
             if epoch.adopted {
                 (worker.met, self.state_epoch) = (seat.epoch, self.state_epoch.max(seat.epoch));
             }
             self.last_arrival = now;
         }
-        let current = worker.state == State::Seated && epoch.number == seat.epoch;
+        let current = worker.state == WorkerState::Seated && epoch.number == seat.epoch;
         let news = match &epoch.over {
             Some(over) if current => {
                 Some(ToWorker::Over { epoch: seat.epoch, culprit: over.culprit, why: over.why.clone() })
@@ -129,11 +130,11 @@ impl Machine {
                 Some(ToWorker::Over { epoch: seat.epoch, culprit: None, why })
             }
         };
-        self.out.extend(news.map(|news| Output::Tell(link, news)));
+        self.out.extend(news.map(|news| Decision::Tell(link, news)));
     }
 
     /// Whether `id` is one of ours. Where a scheduler starts workers, whoever has the secret is.
-    pub(super) fn adopt_worker(&mut self, id: WorkerId, host: &str, was: Option<Past>, now: Time) -> bool {
+    pub(super) fn adopt_worker(&mut self, id: WorkerId, host: &str, was: Option<PastSeat>, now: Time) -> bool {
         if self.workers.contains_key(&id) {
             return true;
         }
@@ -144,10 +145,10 @@ impl Machine {
         true
     }
 
-    pub(super) fn add_worker(&mut self, id: WorkerId, host: String, was: Option<Past>, now: Time) {
+    pub(super) fn add_worker(&mut self, id: WorkerId, host: String, was: Option<PastSeat>, now: Time) {
         let worker = Worker {
             host,
-            state: State::Starting,
+            state: WorkerState::Starting,
             link: None,
             heard: now,
             since: now,
@@ -169,7 +170,7 @@ impl Machine {
             && old != link
         {
             self.links.remove(&old);
-            self.out.push(Output::Close(old));
+            self.out.push(Decision::Close(old));
         }
         worker.heard = now;
         self.links.insert(link, id);

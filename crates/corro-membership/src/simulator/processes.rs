@@ -74,10 +74,10 @@ impl World {
     /// Its peers notice when a process gives its epoch up.
     pub(super) fn leave_epoch(&mut self, id: WorkerId) {
         let epoch = self.processes[&id].epoch;
-        let Some(course) = self.courses.get_mut(&epoch) else { return };
-        let Some(rank) = course.ranks.iter().find(|(_, w)| **w == id).map(|(rank, _)| *rank) else { return };
-        course.broken = true;
-        let peers: Vec<WorkerId> = course.ranks.values().copied().filter(|w| *w != id).collect();
+        let Some(run) = self.epoch_runs.get_mut(&epoch) else { return };
+        let Some(rank) = run.ranks.iter().find(|(_, w)| **w == id).map(|(rank, _)| *rank) else { return };
+        run.broken = true;
+        let peers: Vec<WorkerId> = run.ranks.values().copied().filter(|w| *w != id).collect();
         for peer in peers {
             self.soon(MS, 40 * MS, Event::Fail(peer, epoch, Some(rank)));
         }
@@ -140,9 +140,9 @@ impl World {
 
     pub(super) fn sit(&mut self, id: WorkerId, seat: &Seat) -> Result<(), String> {
         self.note(|| format!("{id} is rank {} of {} in epoch {}", seat.rank, seat.size, seat.epoch));
-        let course = self.courses.entry(seat.epoch).or_default();
-        course.size = seat.size;
-        if let Some(other) = course.ranks.insert(seat.rank, id)
+        let run = self.epoch_runs.entry(seat.epoch).or_default();
+        run.size = seat.size;
+        if let Some(other) = run.ranks.insert(seat.rank, id)
             && other != id
         {
             return Err(format!("{other} and {id} are both rank {} of epoch {}", seat.rank, seat.epoch));
@@ -166,11 +166,11 @@ impl World {
         process.phase = Phase::AtStep;
         let seat_changes = process.member.seat().map_or(0, |s| s.changes);
         let pending = process.member.change().number > seat_changes;
-        let course = self.courses.entry(epoch).or_default();
-        course.pending |= pending;
-        course.arrived.insert(id);
-        let step = course.step.unwrap_or(u64::MAX);
-        let all = course.arrived.len() == course.size && !course.broken;
+        let run = self.epoch_runs.entry(epoch).or_default();
+        run.pending |= pending;
+        run.arrived.insert(id);
+        let step = run.step.unwrap_or(u64::MAX);
+        let all = run.arrived.len() == run.size && !run.broken;
         if !all {
             self.at(self.now + TIMEOUT, Event::Stuck(id, epoch, step));
             return Ok(());
@@ -180,14 +180,14 @@ impl World {
             return Err(format!("a step was made in epoch {epoch} after one in epoch {}", self.newest));
         }
         self.newest = epoch;
-        let members: Vec<WorkerId> = course.arrived.iter().copied().collect();
-        course.arrived.clear();
-        let made = match course.step {
+        let members: Vec<WorkerId> = run.arrived.iter().copied().collect();
+        run.arrived.clear();
+        let made = match run.step {
             // The first is the state of rank 0, for everybody.
-            None => self.processes[&course.ranks[&0]].progress,
+            None => self.processes[&run.ranks[&0]].progress,
             Some(step) => step + 1,
         };
-        course.step = Some(made);
+        run.step = Some(made);
         for member in members {
             self.soon(0, 5 * MS, Event::Made(member, epoch, made));
         }
@@ -203,14 +203,14 @@ impl World {
         if process.member.over().is_some() {
             return self.fail(id, None);
         }
-        let course = self.courses.get_mut(&epoch).expect("a step was made in it");
+        let run = self.epoch_runs.get_mut(&epoch).expect("a step was made in it");
         if step >= self.steps {
             self.say(id, ToDriver::Leave);
             return self.kill(id, 0);
         }
-        if course.pending {
+        if run.pending {
             process.phase = Phase::Cleaning;
-            course.broken = true;
+            run.broken = true;
             return self.soon(MS, 10 * MS, Event::Ask(id));
         }
         process.phase = Phase::Working;

@@ -15,21 +15,21 @@ use corro_core::{Error, Result};
 use corro_transport::desk::{Desk, Heard};
 use corro_transport::secret::Secret;
 
-use crate::machine::{Input, Machine, Output, Rules};
+use crate::machine::{Decision, Input, Machine, Rules};
 use crate::message::{MAX_TO_DRIVER, ToDriver};
 
 /// How often the machine looks at the clock when nothing happens.
 const TICK: Duration = Duration::from_millis(100);
 
 /// A driver that runs in this process. Stops when dropped.
-pub struct Host {
+pub struct EmbeddedDriver {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
     living: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Host {
+impl EmbeddedDriver {
     /// Serves at `port`, on all addresses of this host.
     pub fn start(port: u16, secret: &Secret, tls: bool, rules: Rules) -> Result<Self> {
         let (sender, heard) = channel();
@@ -68,7 +68,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for EmbeddedDriver {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
@@ -90,27 +90,27 @@ fn serve(desk: &Desk, heard: &Receiver<Heard<ToDriver>>, rules: Rules, stop: &At
         };
         for output in machine.handle(input, begin.elapsed()) {
             match output {
-                Output::Tell(link, message) => {
+                Decision::Tell(link, message) => {
                     if let Err(error) = desk.tell(link, &message) {
                         tracing::error!(%error, "the driver of this elastic job can't speak");
                     }
                 }
-                Output::Close(link) => desk.close(link),
-                Output::Say(text) => tracing::warn!("elastic: {text}"),
-                Output::Formed { epoch, members, why } => {
+                Decision::Close(link) => desk.close(link),
+                Decision::Say(text) => tracing::warn!("elastic: {text}"),
+                Decision::Formed { epoch, members, why } => {
                     tracing::info!(epoch, size = members.len(), why, "elastic: a new epoch");
                 }
-                Output::Finished(verdict) => tracing::info!(verdict.success, verdict.why, "elastic: the job is over"),
+                Decision::Finished(verdict) => tracing::info!(verdict.success, verdict.why, "elastic: the job is over"),
                 // Nobody is ours to start or to end.
-                Output::Start { .. } | Output::Kill { .. } => {}
+                Decision::Start { .. } | Decision::Kill { .. } => {}
             }
         }
         living.store(machine.living(), Ordering::Release);
     }
 }
 
-impl std::fmt::Debug for Host {
+impl std::fmt::Debug for EmbeddedDriver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Host").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("EmbeddedDriver").field("address", &self.address).finish_non_exhaustive()
     }
 }

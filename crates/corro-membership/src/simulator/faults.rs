@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{Event, Link, LinkId, MS, Phase, Process, S, World};
-use crate::machine::{Input, Output};
+use crate::machine::{Decision, Input};
 use crate::message::WorkerId;
 
 impl World {
@@ -111,9 +111,9 @@ impl World {
         outputs.into_iter().try_for_each(|output| self.carry_out(output))
     }
 
-    pub(super) fn carry_out(&mut self, output: Output) -> Result<(), String> {
+    pub(super) fn carry_out(&mut self, output: Decision) -> Result<(), String> {
         match output {
-            Output::Start { worker, host } => {
+            Decision::Start { worker, host } => {
                 self.note(|| format!("start {worker} on {host}"));
                 if self.down.contains(&host) || self.cut_off.contains(&host) {
                     self.spawn(worker, host.clone(), false);
@@ -123,7 +123,7 @@ impl World {
                     self.spawn(worker, host, false);
                 }
             }
-            Output::Kill { worker, why } => {
+            Decision::Kill { worker, why } => {
                 self.note(|| format!("kill {worker}: {why}"));
                 if let Some(process) = self.processes.get_mut(&worker) {
                     process.given_up = true;
@@ -132,21 +132,21 @@ impl World {
                     self.kill(worker, 137);
                 }
             }
-            Output::Tell(link, message) => {
+            Decision::Tell(link, message) => {
                 if let Some(wire) = self.links.get_mut(&link).filter(|l| l.open) {
                     wire.down.push(message);
                     self.soon(MS / 10, 10 * MS, Event::ToWorker(link));
                 }
             }
-            Output::Close(link) => {
+            Decision::Close(link) => {
                 if let Some(wire) = self.links.get_mut(&link).filter(|l| l.open) {
                     wire.open = false;
                     self.soon(0, 20 * MS, Event::WorkerLoses(link));
                 }
             }
-            Output::Say(text) => self.note(|| text),
-            Output::Formed { epoch, members, why } => self.formed(epoch, &members, &why)?,
-            Output::Finished(verdict) => {
+            Decision::Say(text) => self.note(|| text),
+            Decision::Formed { epoch, members, why } => self.formed(epoch, &members, &why)?,
+            Decision::Finished(verdict) => {
                 self.note(|| format!("the end: {verdict:?}"));
                 self.verdict = Some(verdict);
             }

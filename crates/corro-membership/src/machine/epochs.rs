@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use corro_core::Rank;
 
-use super::{Epoch, Machine, Output, State, Time, Worker, list};
-use crate::message::{Change, Past, ToWorker, WorkerId};
+use super::{Decision, Epoch, Machine, Time, Worker, WorkerState, list};
+use crate::message::{Change, PastSeat, ToWorker, WorkerId};
 use crate::seats::{self, Candidate, Chosen};
 
 impl Machine {
     pub(super) fn candidates(&self, also_seated: bool) -> Vec<Candidate<'_>> {
-        let may =
-            |w: &&Worker| w.link.is_some() && (w.state == State::Waiting || (also_seated && w.state == State::Seated));
+        let may = |w: &&Worker| {
+            w.link.is_some() && (w.state == WorkerState::Waiting || (also_seated && w.state == WorkerState::Seated))
+        };
         let wanted = |w: &&Worker| !self.finishing || w.was.is_some();
         let all = self.workers.iter().filter(|(_, w)| may(w) && wanted(w));
         all.map(|(id, w)| Candidate { worker: *id, host: &w.host, was: w.was, progress: w.progress, slot: w.slot })
@@ -24,7 +25,7 @@ impl Machine {
         if also_seated {
             // All members of a running epoch are equally far, whatever they said when it began, and further than any other.
             for candidate in &mut candidates {
-                let seated = self.workers[&candidate.worker].state == State::Seated;
+                let seated = self.workers[&candidate.worker].state == WorkerState::Seated;
                 candidate.progress = u64::from(seated && candidate.progress > 0);
             }
         }
@@ -38,7 +39,7 @@ impl Machine {
             }
             let out = |(rank, id): (&Rank, &WorkerId)| {
                 let worker = self.workers.get(id)?;
-                (worker.state == State::Seated).then(|| format!("rank {rank} on {}", worker.host))
+                (worker.state == WorkerState::Seated).then(|| format!("rank {rank} on {}", worker.host))
             };
             let still_out: Vec<String> = epoch.members.iter().filter_map(out).collect();
             if !still_out.is_empty() {
@@ -88,8 +89,8 @@ impl Machine {
 
     /// Whether everybody is there who could come.
     pub(super) fn is_full(&self) -> bool {
-        let waiting = self.workers.values().filter(|w| w.state == State::Waiting).count();
-        let starting = self.workers.values().any(|w| w.state == State::Starting);
+        let waiting = self.workers.values().filter(|w| w.state == WorkerState::Waiting).count();
+        let starting = self.workers.values().any(|w| w.state == WorkerState::Starting);
         if self.rules.supply { !starting } else { waiting >= self.rules.start }
     }
 
@@ -104,12 +105,12 @@ impl Machine {
         for (seat, one) in seats::seats(chosen, number, &why, self.change.number).into_iter().zip(chosen) {
             members.insert(seat.rank, one.worker);
             let Some(worker) = self.workers.get_mut(&one.worker) else { continue };
-            (worker.state, worker.since, worker.blamed) = (State::Seated, now, None);
-            (worker.was, worker.slot) = (Some(Past { epoch: number, rank: seat.rank }), Some(one.slot));
-            self.out.extend(worker.link.map(|link| Output::Tell(link, ToWorker::Seat(seat))));
+            (worker.state, worker.since, worker.blamed) = (WorkerState::Seated, now, None);
+            (worker.was, worker.slot) = (Some(PastSeat { epoch: number, rank: seat.rank }), Some(one.slot));
+            self.out.extend(worker.link.map(|link| Decision::Tell(link, ToWorker::Seat(seat))));
         }
         let named = chosen.iter().map(|c| (c.worker, c.host.clone())).collect();
-        self.out.push(Output::Formed { epoch: number, members: named, why });
+        self.out.push(Decision::Formed { epoch: number, members: named, why });
         let size = chosen.len();
         self.epoch = Some(Epoch { number, members, size, cards: BTreeMap::new(), over: None, adopted: false });
     }
@@ -120,9 +121,9 @@ impl Machine {
 
     /// Tells those who wait what they wait for, if that has changed.
     pub(super) fn tell_waiting(&mut self, what: &str) {
-        for worker in self.workers.values_mut().filter(|w| w.state == State::Waiting && w.told != what) {
+        for worker in self.workers.values_mut().filter(|w| w.state == WorkerState::Waiting && w.told != what) {
             what.clone_into(&mut worker.told);
-            self.out.extend(worker.link.map(|link| Output::Tell(link, ToWorker::Wait(what.to_owned()))));
+            self.out.extend(worker.link.map(|link| Decision::Tell(link, ToWorker::Wait(what.to_owned()))));
         }
     }
 
@@ -131,18 +132,18 @@ impl Machine {
         if !self.rules.supply || self.epoch.as_ref().is_some_and(|e| e.over.is_some()) {
             return;
         }
-        let gone = |w: &Worker| w.state == State::Waiting && self.fleet.room(&w.host) == 0;
+        let gone = |w: &Worker| w.state == WorkerState::Waiting && self.fleet.room(&w.host) == 0;
         let gone: Vec<WorkerId> = self.workers.iter().filter(|(_, w)| gone(w)).map(|(id, _)| *id).collect();
         for id in gone {
             self.dismiss(id, "its host has left the job", now);
         }
         // Members of earlier epochs for whom there is no slot any more; the youngest go first.
         let mut living: BTreeMap<String, usize> = BTreeMap::new();
-        for worker in self.workers.values().filter(|w| w.state != State::Leaving) {
+        for worker in self.workers.values().filter(|w| w.state != WorkerState::Leaving) {
             *living.entry(worker.host.clone()).or_default() += 1;
         }
         let mut surplus = Vec::new();
-        for (id, w) in self.workers.iter().rev().filter(|(_, w)| w.state == State::Waiting && w.was.is_some()) {
+        for (id, w) in self.workers.iter().rev().filter(|(_, w)| w.state == WorkerState::Waiting && w.was.is_some()) {
             let here = living.entry(w.host.clone()).or_default();
             if *here > self.fleet.room(&w.host) + self.rules.spares {
                 *here -= 1;
@@ -164,9 +165,9 @@ impl Machine {
         }
         let added = wanted.difference(&members).next().is_some();
         let removed = members.difference(&wanted).next().is_some();
-        let on_their_way = self.workers.values().any(|w| w.state == State::Starting);
+        let on_their_way = self.workers.values().any(|w| w.state == WorkerState::Starting);
         let first_came =
-            self.workers.values().filter(|w| w.state == State::Waiting).map(|w| w.since).min().unwrap_or(now);
+            self.workers.values().filter(|w| w.state == WorkerState::Waiting).map(|w| w.since).min().unwrap_or(now);
         if !removed && on_their_way && now.saturating_sub(first_came) < self.rules.gather {
             return;
         }
@@ -183,10 +184,10 @@ impl Machine {
         }
         let wanted: BTreeSet<WorkerId> = self.choose(true).iter().map(|c| c.worker).collect();
         for (id, worker) in &mut self.workers {
-            let waits = worker.state == State::Waiting && worker.link.is_some() && !wanted.contains(id);
+            let waits = worker.state == WorkerState::Waiting && worker.link.is_some() && !wanted.contains(id);
             if waits && !std::mem::replace(&mut worker.spare, true) {
                 self.out
-                    .push(Output::Say(format!("worker {id} on {} is ready to take a lost one's place", worker.host)));
+                    .push(Decision::Say(format!("worker {id} on {} is ready to take a lost one's place", worker.host)));
             }
         }
     }
@@ -200,7 +201,7 @@ impl Machine {
             return;
         }
         let mut live: BTreeMap<&str, usize> = BTreeMap::new();
-        for worker in self.workers.values().filter(|w| w.state != State::Leaving) {
+        for worker in self.workers.values().filter(|w| w.state != WorkerState::Leaving) {
             *live.entry(&worker.host).or_default() += 1;
         }
         let living: usize = live.values().sum();
@@ -209,7 +210,7 @@ impl Machine {
             let id = self.next_worker;
             self.next_worker += 1;
             self.add_worker(id, host.clone(), None, now);
-            self.out.push(Output::Start { worker: id, host });
+            self.out.push(Decision::Start { worker: id, host });
         }
     }
 
@@ -218,7 +219,7 @@ impl Machine {
         if self.finishing {
             return;
         }
-        let with_state = self.workers.values().any(|w| self.has_newest_state(w) && w.state != State::Leaving);
+        let with_state = self.workers.values().any(|w| self.has_newest_state(w) && w.state != WorkerState::Leaving);
         let ended_at = self.epoch.as_ref().and_then(|e| e.over.as_ref()).map_or(now, |over| over.since);
         let waited_enough = self.rules.supply || now.saturating_sub(ended_at) >= self.rules.patience;
         if self.epoch.is_some() && !with_state && waited_enough {
@@ -228,7 +229,7 @@ impl Machine {
         }
         let Some(since) = self.short_since else { return };
         let need = if self.epoch.is_none() { self.rules.start } else { self.rules.min };
-        let living = self.workers.values().filter(|w| w.state != State::Leaving).count();
+        let living = self.workers.values().filter(|w| w.state != WorkerState::Leaving).count();
         let could = living + self.fleet.usable_slots().saturating_sub(living);
         let hopeless = self.hosts_known
             && self.rules.supply

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use corro_core::Rank;
 
-use super::{ABSENCE, Exit, LEAVE_TIME, LinkId, Machine, Output, Over, State, Time};
+use super::{ABSENCE, Decision, Exit, LEAVE_TIME, LinkId, Machine, Over, Time, WorkerState};
 use crate::message::{ToWorker, WorkerId};
 
 /// How long a process that is gone from the network may be missing before nobody asks how it ended.
@@ -24,11 +24,11 @@ impl Machine {
         let Some(worker) = self.workers.get(&id) else { return };
         let (state, host, had_seat) = (worker.state, worker.host.clone(), worker.was.is_some());
         let name = self.name_of(id);
-        if exit.code == 0 && state != State::Leaving && (state != State::Waiting || worker.done) {
+        if exit.code == 0 && state != WorkerState::Leaving && (state != WorkerState::Waiting || worker.done) {
             self.begin_to_finish();
             return self.drop_worker(id, None, now);
         }
-        if state == State::Leaving || exit.code == 0 {
+        if state == WorkerState::Leaving || exit.code == 0 {
             return self.drop_worker(id, Some(exit.words), now);
         }
         if self.finishing || self.epoch.is_none() {
@@ -38,11 +38,11 @@ impl Machine {
             // Those before it were replaced, or not needed; if the job ends now, it is for this one.
             self.failed = Some((id, exit.clone()));
         }
-        self.out.push(Output::Say(format!("{name} {}", exit.words)));
+        self.out.push(Decision::Say(format!("{name} {}", exit.words)));
         if (!had_seat || !exit.by_signal)
             && let Some(text) = self.fleet.strike(&host, had_seat, now)
         {
-            self.out.push(Output::Say(text));
+            self.out.push(Decision::Say(text));
         }
         self.drop_worker(id, Some(exit.words), now);
     }
@@ -54,7 +54,7 @@ impl Machine {
             // It was to leave anyway, and may come back one day.
             format!("host {host} is gone, which was not in the list of hosts any more: {why}")
         };
-        self.out.push(Output::Say(text));
+        self.out.push(Decision::Say(text));
         let there: Vec<WorkerId> = self.workers.iter().filter(|(_, w)| w.host == host).map(|(id, _)| *id).collect();
         for id in there {
             self.drop_worker(id, Some(format!("was lost with its host: {why}")), now);
@@ -67,9 +67,9 @@ impl Machine {
         let Some(worker) = self.workers.remove(&id) else { return };
         if let Some(link) = worker.link {
             self.links.remove(&link);
-            self.out.push(Output::Close(link));
+            self.out.push(Decision::Close(link));
         }
-        if worker.state == State::Seated
+        if worker.state == WorkerState::Seated
             && let Some(why) = why
         {
             self.over(format!("{name} {why}"), rank, now);
@@ -79,9 +79,9 @@ impl Machine {
     /// Gives a worker up: its process is ended, and should it wake up, nobody listens to it.
     pub(super) fn give_up(&mut self, id: WorkerId, why: &str, now: Time) {
         let name = self.name_of(id);
-        self.out.push(Output::Say(format!("{name} {why}, so it is ended")));
+        self.out.push(Decision::Say(format!("{name} {why}, so it is ended")));
         if self.rules.supply {
-            self.out.push(Output::Kill { worker: id, why: why.to_owned() });
+            self.out.push(Decision::Kill { worker: id, why: why.to_owned() });
         }
         self.drop_worker(id, Some(why.to_owned()), now);
     }
@@ -94,8 +94,8 @@ impl Machine {
             let silent = now.saturating_sub(worker.heard);
             let seconds = |d: Duration| d.as_secs_f64();
             match (worker.state, worker.link) {
-                (State::Starting, _) if silent < rules.patience => {}
-                (State::Starting, _) => {
+                (WorkerState::Starting, _) if silent < rules.patience => {}
+                (WorkerState::Starting, _) => {
                     given_up.push((*id, format!("did not join within {} s of its start", seconds(rules.patience))));
                 }
                 // Its host tells how it ended, and mostly sooner than this; without a launcher nobody will.
@@ -111,7 +111,7 @@ impl Machine {
                         format!("gave no sign of life for {} s (CORRO_ELASTIC_SILENCE)", seconds(rules.silence));
                     given_up.push((*id, words));
                 }
-                (State::Seated, Some(_)) => {
+                (WorkerState::Seated, Some(_)) => {
                     let Some(since) = over else { continue };
                     let late = |limit: Duration, from: Time| !limit.is_zero() && now.saturating_sub(from) >= limit;
                     if worker.blamed.is_some_and(|b| late(rules.suspect_time, b)) {
@@ -124,7 +124,7 @@ impl Machine {
                     }
                 }
                 // One that was told to go and does not.
-                (State::Leaving, Some(_)) if now.saturating_sub(worker.since) >= LEAVE_TIME => {
+                (WorkerState::Leaving, Some(_)) if now.saturating_sub(worker.since) >= LEAVE_TIME => {
                     given_up.push((*id, "was told to leave and did not".to_owned()));
                 }
                 _ => {}

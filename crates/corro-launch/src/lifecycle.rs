@@ -1,4 +1,4 @@
-//! The course of a job, from its first rank to its last: who failed first, when all must end, when it is over.
+//! The lifecycle of a job, from its first rank to its last: who failed first, when all must end, when it is over.
 //!
 //! Pure: events and times in, orders out. It starts nothing and sends nothing.
 
@@ -118,7 +118,7 @@ pub(crate) struct EndAll {
 }
 
 /// How far a job has come.
-pub(crate) struct Course {
+pub(crate) struct Lifecycle {
     /// Names of hosts and their ranks.
     hosts: Vec<(String, Vec<Rank>)>,
     over: Vec<bool>,
@@ -128,7 +128,7 @@ pub(crate) struct Course {
     ending: Option<(Instant, Instant)>,
 }
 
-impl Course {
+impl Lifecycle {
     pub(crate) fn new(hosts: Vec<(String, Vec<Rank>)>, grace: Duration) -> Self {
         let over = vec![false; hosts.len()];
         Self { hosts, over, grace, failure: None, ending: None }
@@ -219,13 +219,13 @@ impl Course {
 mod tests {
     use super::*;
 
-    fn course() -> Course {
-        Course::new(vec![("a".into(), vec![0, 1]), ("b".into(), vec![2, 3])], Duration::from_millis(1500))
+    fn lifecycle() -> Lifecycle {
+        Lifecycle::new(vec![("a".into(), vec![0, 1]), ("b".into(), vec![2, 3])], Duration::from_millis(1500))
     }
 
     #[test]
     fn a_job_that_goes_well_ends_when_all_hosts_are_done() {
-        let (mut c, now) = (course(), Instant::now());
+        let (mut c, now) = (lifecycle(), Instant::now());
         for rank in 0..4 {
             assert_eq!(c.note(Happening::Exited(rank, Ending::Code(0)), now), None);
         }
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn the_first_failure_ends_all_and_is_the_one_told() {
-        let (mut c, now) = (course(), Instant::now());
+        let (mut c, now) = (lifecycle(), Instant::now());
         let end = c.note(Happening::Exited(2, Ending::Code(3)), now);
         assert_eq!(end, Some(EndAll { signal: libc::SIGTERM, grace: Duration::from_millis(1500) }));
         assert_eq!(c.note(Happening::Exited(0, Ending::Signal(15)), now), None);
@@ -250,12 +250,12 @@ mod tests {
 
     #[test]
     fn a_killed_rank_is_blamed_before_the_peers_it_took_along() {
-        let (mut c, now) = (course(), Instant::now());
+        let (mut c, now) = (lifecycle(), Instant::now());
         c.note(Happening::Exited(0, Ending::Code(1)), now);
         c.note(Happening::Exited(3, Ending::Signal(9)), now + Duration::from_millis(100));
         assert_eq!(c.failure().unwrap().code(), 137);
         // Our own SIGTERM, and our SIGKILL later on, blame nobody.
-        let mut c = course();
+        let mut c = lifecycle();
         c.note(Happening::Exited(0, Ending::Code(1)), now);
         c.note(Happening::Exited(1, Ending::Signal(15)), now);
         c.note(Happening::Exited(3, Ending::Signal(9)), now + Duration::from_millis(1600));
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn interrupts_are_passed_on_and_the_second_one_kills() {
-        let (mut c, now) = (course(), Instant::now());
+        let (mut c, now) = (lifecycle(), Instant::now());
         let end = c.note(Happening::Interrupt(2), now).unwrap();
         assert_eq!((end.signal, end.grace), (2, INTERRUPT_GRACE));
         c.note(Happening::Exited(0, Ending::Code(1)), now);
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_lost_host_is_named_with_its_ranks() {
-        let (mut c, now) = (course(), Instant::now());
+        let (mut c, now) = (lifecycle(), Instant::now());
         assert!(c.note(Happening::HostLost(1, "silent".into()), now).is_some());
         let want = Failure::Host { host: "b".into(), ranks: vec![2, 3], cause: "silent".into() };
         assert_eq!(c.failure(), Some(&want));
