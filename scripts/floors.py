@@ -12,6 +12,7 @@ FLOORS = {
     "corro-kernels": 1,
     "corro-transport": 2,
     "corro-collectives": 3,
+    "corro-agreement": 3,
     "corro-membership": 3,
     "corro-engine": 4,
     "corro-capi": 5,
@@ -22,8 +23,8 @@ FLOORS = {
     "corro-bench": 9,
 }
 
-# The launcher starts programs; it must not know what they do.
-FORBIDDEN = {("corro-launch", "corro-collectives")}
+# The launcher starts programs; it must not know what they do. Agreement is pure: it must not know how bytes move.
+FORBIDDEN = {("corro-launch", "corro-collectives"), ("corro-agreement", "corro-transport")}
 
 
 def main() -> int:

@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use corro_core::{Error, codec};
-use corro_engine::fusion;
-use corro_engine::message::{Decision, Up};
-use corro_engine::node::{Action, Node, Rules};
-use corro_engine::simulator::allreduce;
-use corro_engine::tree::neighbours;
+use corro_agreement::fusion;
+use corro_agreement::message::{Decision, Up};
+use corro_agreement::node::{Action, Node, Rules};
+use corro_agreement::simulator::allreduce;
+use corro_agreement::tree::neighbours;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use corro_core::{Error, Rank, Result};
 use corro_transport::{Fabric, cores};
 
-use crate::autotune::Change;
-use crate::observers::Observers;
 use crate::options::{Level, Options};
 use crate::set::{ProcessSet, WeakSet};
 use crate::submission::GLOBAL;
+use crate::tuning::autotune::Change;
+use crate::watch::observers::Observers;
 
 pub(crate) struct Core {
     pub(crate) fabric: Arc<Fabric>,
@@ -246,7 +246,7 @@ impl Core {
             results.push(self.observers.start_trace(path, rank, &self.fabric.cards()[rank].host, watch.cap));
         }
         if let Some(path) = self.options.tuning.as_ref().filter(|_| rank == 0).and_then(|t| t.log.as_ref()) {
-            let started = std::fs::write(path, crate::autotune::LOG_HEADER);
+            let started = std::fs::write(path, crate::tuning::autotune::LOG_HEADER);
             results.push(started.map_err(|e| Error::io(format!("starting the autotuner's log {}", path.display()), e)));
         }
         for error in results.into_iter().filter_map(Result::err) {

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use corro_agreement::node::Gear;
+use corro_agreement::request::Kind;
 use corro_core::{Buffer, Error, Rank, Result};
 use corro_transport::{Fabric, Settings};
 
 use crate::core::{Core, duplicate};
-use crate::metrics::Snapshot;
-use crate::node::Gear;
 use crate::options::Options;
-use crate::request::Kind;
 use crate::set::{Ended, ProcessSet, group_number, set_request};
 use crate::submission::{GLOBAL, Submission};
 use crate::ticket::{Outcome, Ticket};
+use crate::watch::metrics::Snapshot;
 
 /// How long the end of a job may take to reach all ranks.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(10);

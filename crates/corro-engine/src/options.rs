@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use corro_agreement::coordinator::StallLimits;
+use corro_agreement::fusion;
+use corro_agreement::node::Rules;
 use corro_core::{Rank, Result, config};
 use corro_transport::Fabric;
 
-use crate::autotune;
-use crate::coordinator::StallLimits;
-use crate::fusion;
-use crate::node::Rules;
+use crate::tuning::autotune;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -119,7 +119,7 @@ pub struct Watching {
 
 impl Default for Watching {
     fn default() -> Self {
-        let cap = crate::timeline::CAP;
+        let cap = crate::watch::timeline::CAP;
         Self { timeline: None, on_request: false, mark_cycles: false, trace: None, cap }
     }
 }
@@ -132,12 +132,12 @@ impl Watching {
             timeline: timeline.filter(|t| t != "DYNAMIC").map(PathBuf::from),
             mark_cycles: config::TIMELINE_MARK_CYCLES.flag(false),
             trace: config::TRACE.value().map(PathBuf::from),
-            cap: config::TIMELINE_CAP.number(crate::timeline::CAP)?,
+            cap: config::TIMELINE_CAP.number(crate::watch::timeline::CAP)?,
         })
     }
 }
 
-/// How the engine looks for better settings, see [`crate::autotune`].
+/// How the engine looks for better settings, see [`crate::tuning::autotune`].
 #[derive(Clone, Debug, Default)]
 pub struct Tuning {
     /// How to search.

@@ -14,31 +14,33 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use corro_agreement::fusion;
+use corro_agreement::hash::{HashMap, HashSet};
+use corro_agreement::node::{Action, Gear, Node, Rules};
+use corro_agreement::request::Kind;
+use corro_agreement::tree::{FAN_OUT, neighbours};
 use corro_core::{Buffer, Error, GroupId, Rank, Result};
 use corro_transport::Withdrawal;
 use rustix::event::{EventfdFlags, eventfd};
 use smallvec::SmallVec;
 
 use crate::core::Core;
-use crate::executor::Tensor;
-use crate::fusion;
-use crate::hash::{HashMap, HashSet};
-use crate::metrics::Count;
-use crate::node::{Action, Gear, Node, Rules};
-use crate::recorder::Recorder;
-use crate::request::Kind;
 use crate::submission::Submission;
 use crate::ticket::{Outcome, Promise};
-use crate::tree::{FAN_OUT, neighbours};
-use crate::wires::{Heard, Traffic, Wires};
+use crate::watch::metrics::Count;
+use crate::watch::recorder::Recorder;
 
 mod driving;
+pub(crate) mod executor;
 mod lane;
 mod state;
+mod wires;
 
+use executor::Tensor;
 pub(crate) use lane::Ended;
 use lane::Lane;
 use state::{After, Entry, Job, State};
+use wires::{Heard, Traffic, Wires};
 
 /// How long neighbours may take to hear that the job is over.
 const CLOSING_TIME: Duration = Duration::from_secs(3);
@@ -411,7 +413,7 @@ impl ProcessSet {
             Action::Tune(threshold, knobs) => {
                 st.fusion.threshold = threshold;
                 // In the queue, so that it comes between the same two collectives on all members.
-                st.queue.push_back(Job::Tune(knobs.into()));
+                st.queue.push_back(Job::Tune(lane::tuning(knobs)));
                 self.wake_runner();
             }
             Action::Over(error) => {

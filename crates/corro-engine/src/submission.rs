@@ -1,8 +1,7 @@
 //! What a program hands to the engine.
 
+use corro_agreement::request::{Device, Kind, Request};
 use corro_core::{Buffer, DType, Error, ReduceOp, Result, Shape};
-
-use crate::request::{Device, Kind, Request};
 
 /// Number of the set of all ranks.
 pub const GLOBAL: u32 = 0;
@@ -85,7 +84,7 @@ impl Submission {
     /// An error if this can't be run by these members whatever the others say.
     pub(crate) fn check(&self, members: &[usize]) -> Result<()> {
         let (name, n) = (&self.name, members.len());
-        crate::request::check(name, &self.kind, self.dtype)?;
+        corro_agreement::request::check(name, &self.kind, self.dtype)?;
         let rows = self.shape.0.first().copied();
         match &self.kind {
             Kind::Broadcast { root } if !members.contains(root) => {
@@ -118,7 +117,7 @@ impl Submission {
             _ => {}
         }
         if let Some((op, pre, post)) = self.kind.reduction() {
-            crate::executor::check_scale(op, self.dtype, f64::from_bits(pre), f64::from_bits(post))?;
+            crate::set::executor::check_scale(op, self.dtype, f64::from_bits(pre), f64::from_bits(post))?;
         }
         let bytes = self.shape.bytes(self.dtype)?;
         let in_place = matches!(self.kind, Kind::Allreduce { .. } | Kind::Broadcast { .. });

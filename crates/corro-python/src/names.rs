@@ -3,7 +3,7 @@
 //! Ranks find each other's tensors by name, so all must count unnamed ones alike. Horovod counts all operations of a
 //! process in one, for ever. Here each kind of operation counts by itself, in each process set, so that what some ranks do
 //! among themselves does not bring them out of line with the others; and numbers come round, so that the engine comes to
-//! know the names and need not have them announced. The engine counts: see `corro_engine::unnamed`. It relies on a tensor
+//! know the names and need not have them announced. The engine counts: see `corro_agreement::unnamed`. It relies on a tensor
 //! being submitted before the next of its stream gets a name; `handles` sees to that.
 
 use crate::job;

@@ -4,11 +4,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use corro_agreement::node::Gear;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ProcessSet;
 use super::state::State;
-use crate::node::Gear;
 use crate::submission::GLOBAL;
 use crate::ticket::Promise;
 

@@ -4,22 +4,23 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
+use corro_agreement::message::Knobs;
+use corro_agreement::node::Gear;
+use corro_agreement::request::Kind;
 use corro_collectives::{Group, Tuning};
 use corro_core::{Error, Result};
 use corro_transport::Withdrawal;
 use smallvec::{SmallVec, smallvec};
 
+use super::executor::{self, Outcomes, Tensor};
 use super::state::{After, Batch, Entry, Running, State};
 use super::{ProcessSet, group_id, lock};
-use crate::autotune::Change;
-use crate::clock::{Estimate, PeerClock, RoundTrip};
-use crate::executor::{self, Outcomes, Tensor};
-use crate::node::Gear;
-use crate::observers::Ran;
-use crate::recorder::State as Stage;
-use crate::request::Kind;
 use crate::submission::Submission;
 use crate::ticket::{Outcome, Promise};
+use crate::tuning::autotune::Change;
+use crate::watch::clock::{Estimate, PeerClock, RoundTrip};
+use crate::watch::observers::Ran;
+use crate::watch::recorder::State as Stage;
 
 /// How often clocks are compared; the quickest comparison counts.
 const CLOCK_SAMPLES: usize = 16;
@@ -309,6 +310,11 @@ impl ProcessSet {
         }
         Ok(())
     }
+}
+
+/// How collectives run with these knobs.
+pub(super) fn tuning(Knobs { segment, crossover, reductions }: Knobs) -> Tuning {
+    Tuning { segment, crossover, reductions }
 }
 
 fn one_outcome<T>(_: T) -> Outcomes {

@@ -4,19 +4,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use corro_agreement::fusion;
+use corro_agreement::hash::HashMap;
+use corro_agreement::matching::Agreed;
+use corro_agreement::node::{Gear, Node};
 use corro_collectives::Tuning;
 use corro_core::{Error, Result};
 use corro_transport::Withdrawal;
 use smallvec::SmallVec;
 
-use crate::executor::Tensor;
-use crate::fusion;
-use crate::hash::HashMap;
-use crate::matching::Agreed;
-use crate::node::{Gear, Node};
-use crate::recorder::{Recorder, State as Stage};
+use super::executor::Tensor;
+use super::wires::{Heard, Traffic, Wires};
 use crate::ticket::{Outcome, Promise};
-use crate::wires::{Heard, Traffic, Wires};
+use crate::watch::recorder::{Recorder, State as Stage};
 
 /// A tensor this member has submitted, until it is done.
 pub(super) struct Entry {

@@ -353,7 +353,7 @@ impl<'a> World<'a> {
             }
             Step::Tune { set, threshold } => {
                 let place = (set, self.place(set, rank));
-                self.member(place).node.tune(threshold, Knobs::default());
+                self.member(place).node.tune(threshold, Knobs { segment: 1 << 20, crossover: 0, reductions: false });
                 self.stir(place)?;
             }
             Step::Fail { set, text } => {

@@ -19,9 +19,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use corro_agreement::request::Kind;
 use corro_core::{DType, Shape};
-
-use crate::request::Kind;
 
 /// Longest file unless told otherwise: some 8 million events, about as much as a viewer can open.
 pub const CAP: u64 = 1 << 30;

@@ -1,6 +1,6 @@
 //! A small Gaussian process: what is known about a function from a few noisy samples, and where to look next.
 //!
-//! Owns arithmetic only: no clock, no chance, no state between fits. [`crate::autotune`] calls it on rank 0. Made for a
+//! Owns arithmetic only: no clock, no chance, no state between fits. [`super::autotune`] calls it on rank 0. Made for a
 //! handful of knobs and a few dozen measurements: at most some 6 dimensions and 50 samples, for which a Cholesky
 //! factorisation in plain loops takes microseconds. Inputs are scaled to 0..1 by the caller. Deterministic: the same
 //! samples give the same answer.

@@ -8,14 +8,13 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use corro_agreement::message::{Decision, MESSAGE_CAP, Up};
+use corro_agreement::tree::Neighbours;
 use corro_core::{Error, GroupId, Rank, Result, codec};
 use corro_transport::{Broken, Fabric};
 use rustix::event::PollFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-use crate::message::{Decision, MESSAGE_CAP, Up};
-use crate::tree::Neighbours;
 
 /// In place of a wire: a doorbell, which belongs to several.
 const BELL: usize = usize::MAX;

@@ -10,9 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use corro_agreement::request::Kind;
 use corro_core::ReduceOp;
-
-use crate::request::Kind;
 
 /// What is counted with one number. Times are nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -469,7 +468,7 @@ mod tests {
     #[test]
     #[ignore = "measures; needs a release build and a quiet machine"]
     fn what_an_operation_costs() {
-        use crate::recorder::{Recorder, State};
+        use crate::watch::recorder::{Recorder, State};
         let (mut recorder, metrics) = (Recorder::default(), Metrics::new());
         let names: Vec<String> = (0..100).map(|i| format!("layer.{i}.attention.weight")).collect();
         let mut rounds = Vec::new();

@@ -5,8 +5,8 @@ use std::time::Duration;
 use corro_core::Error;
 
 use crate::coordinator::Time;
+use crate::liveness::Findings;
 use crate::message::{Decision, Up};
-use crate::pulse::Findings;
 
 use super::{Action, Node, VERDICT_TIME};
 
@@ -14,12 +14,12 @@ impl Node {
     /// Since when something here has waited without anything getting on; `None`: nothing waits. To be said now and then:
     /// a member whose program waits in vain looks whether its neighbours are still there.
     pub fn waits(&mut self, since: Option<Time>) {
-        self.pulse.waits(since);
+        self.liveness.waits(since);
     }
 
     /// A neighbour has said something. (What, is told by [`Node::hear_child`] and [`Node::hear_parent`].)
     pub fn heard_from(&mut self, now: Time, member: usize) {
-        self.pulse.heard(now, member);
+        self.liveness.heard(now, member);
     }
 
     /// Something went wrong here that ends the job for all.
@@ -55,7 +55,7 @@ impl Node {
         self.suspicion = Some((error, until));
         // Its word comes through the parent. If that one does not answer, no word will come, and it is the one to blame:
         // others may have left because of it.
-        if self.pulse.ask(self.now, parent) {
+        if self.liveness.ask(self.now, parent) {
             self.up.push(Up::AreYouThere);
         }
     }
@@ -77,18 +77,18 @@ impl Node {
     }
 
     fn parent_owes_answer(&self) -> Option<(Time, Duration)> {
-        self.pulse.owes_answer(self.now, self.neighbours.parent?)
+        self.liveness.owes_answer(self.now, self.neighbours.parent?)
     }
 
     /// The parent wants to know whether this member is there: somebody waits.
     pub(super) fn asked_by_parent(&mut self) {
-        self.pulse.was_asked(self.now);
+        self.liveness.was_asked(self.now);
         self.up.push(Up::Here);
     }
 
     /// The same of a child.
     pub(super) fn asked_by_child(&mut self) {
-        self.pulse.was_asked(self.now);
+        self.liveness.was_asked(self.now);
         // One answer is for all children.
         if !self.down.contains(&Decision::Here) {
             self.down.push(Decision::Here);
@@ -96,10 +96,10 @@ impl Node {
     }
 
     pub(super) fn look_at_neighbours(&mut self) {
-        if self.pulse.next_look().is_none_or(|at| self.now < at) {
+        if self.liveness.next_look().is_none_or(|at| self.now < at) {
             return;
         }
-        let Findings { ask, lost } = self.pulse.look(self.now);
+        let Findings { ask, lost } = self.liveness.look(self.now);
         let parent = self.neighbours.parent;
         if ask.iter().any(|member| Some(*member) == parent) {
             self.up.push(Up::AreYouThere);

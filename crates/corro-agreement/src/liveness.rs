@@ -23,7 +23,7 @@ use crate::coordinator::Time;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct Liveness {
     /// How long waiting may go on; zero: for ever.
     limit: Duration,
     /// Since when somebody here has waited without anything getting on.
@@ -51,7 +51,7 @@ pub struct Findings {
     pub lost: Vec<(usize, Duration)>,
 }
 
-impl Pulse {
+impl Liveness {
     /// For these neighbours.
     pub fn new(limit: Duration, neighbours: impl IntoIterator<Item = usize>) -> Self {
         let peer = |member| Peer { member, heard: Time::ZERO, asked: None };
@@ -155,74 +155,74 @@ mod tests {
 
     #[test]
     fn nobody_is_asked_while_nobody_waits_for_long() {
-        let mut pulse = Pulse::new(LIMIT, [1, 2]);
-        assert_eq!((pulse.next_look(), pulse.look(at(100))), (None, Findings::default()));
+        let mut liveness = Liveness::new(LIMIT, [1, 2]);
+        assert_eq!((liveness.next_look(), liveness.look(at(100))), (None, Findings::default()));
         for second in 100..120 {
-            pulse.waits(Some(at(second)));
-            assert_eq!(pulse.next_look(), Some(at(second + 2)));
-            assert_eq!(pulse.look(at(second + 1)), Findings::default(), "something got on each second");
+            liveness.waits(Some(at(second)));
+            assert_eq!(liveness.next_look(), Some(at(second + 2)));
+            assert_eq!(liveness.look(at(second + 1)), Findings::default(), "something got on each second");
         }
     }
 
     #[test]
     fn who_does_not_answer_is_lost_and_who_does_is_asked_again() {
-        let mut pulse = Pulse::new(LIMIT, [1, 2]);
-        pulse.waits(Some(at(10)));
-        assert_eq!(pulse.next_look(), Some(at(12)));
-        assert_eq!(pulse.look(at(12)), asks(&[1, 2]));
-        pulse.heard(at(12), 2);
-        assert_eq!(pulse.look(at(13)), Findings::default());
-        assert_eq!(pulse.look(at(14)), asks(&[2]), "a quarter later");
-        pulse.heard(at(15), 2);
-        assert_eq!(pulse.look(at(15)), Findings::default());
-        assert_eq!(pulse.look(at(16)), Findings { ask: vec![], lost: vec![(1, at(16))] });
-        assert_eq!(pulse.look(at(17)), asks(&[2]), "the lost one is not spoken of again");
+        let mut liveness = Liveness::new(LIMIT, [1, 2]);
+        liveness.waits(Some(at(10)));
+        assert_eq!(liveness.next_look(), Some(at(12)));
+        assert_eq!(liveness.look(at(12)), asks(&[1, 2]));
+        liveness.heard(at(12), 2);
+        assert_eq!(liveness.look(at(13)), Findings::default());
+        assert_eq!(liveness.look(at(14)), asks(&[2]), "a quarter later");
+        liveness.heard(at(15), 2);
+        assert_eq!(liveness.look(at(15)), Findings::default());
+        assert_eq!(liveness.look(at(16)), Findings { ask: vec![], lost: vec![(1, at(16))] });
+        assert_eq!(liveness.look(at(17)), asks(&[2]), "the lost one is not spoken of again");
     }
 
     #[test]
     fn a_question_makes_others_ask_for_a_while() {
-        let mut pulse = Pulse::new(LIMIT, [1]);
-        pulse.heard(at(9), 1);
-        pulse.was_asked(at(10));
-        assert_eq!(pulse.next_look(), Some(at(11)), "a quarter after it was heard");
-        assert_eq!(pulse.look(at(11)), asks(&[1]));
-        pulse.heard(at(11), 1);
-        assert_eq!(pulse.look(at(13)), asks(&[1]));
-        assert_eq!(pulse.look(at(14)), Findings::default(), "nobody has asked again");
-        assert_eq!(pulse.look(at(20)), Findings::default());
-        assert_eq!(pulse.next_look(), None);
+        let mut liveness = Liveness::new(LIMIT, [1]);
+        liveness.heard(at(9), 1);
+        liveness.was_asked(at(10));
+        assert_eq!(liveness.next_look(), Some(at(11)), "a quarter after it was heard");
+        assert_eq!(liveness.look(at(11)), asks(&[1]));
+        liveness.heard(at(11), 1);
+        assert_eq!(liveness.look(at(13)), asks(&[1]));
+        assert_eq!(liveness.look(at(14)), Findings::default(), "nobody has asked again");
+        assert_eq!(liveness.look(at(20)), Findings::default());
+        assert_eq!(liveness.next_look(), None);
     }
 
     #[test]
     fn who_was_away_itself_asks_again() {
-        let mut pulse = Pulse::new(LIMIT, [1]);
-        pulse.waits(Some(at(0)));
-        assert_eq!(pulse.look(at(2)), asks(&[1]));
-        assert_eq!(pulse.look(at(100)), asks(&[1]));
+        let mut liveness = Liveness::new(LIMIT, [1]);
+        liveness.waits(Some(at(0)));
+        assert_eq!(liveness.look(at(2)), asks(&[1]));
+        assert_eq!(liveness.look(at(100)), asks(&[1]));
         for second in 101..104 {
-            assert_eq!(pulse.look(at(second)), Findings::default());
+            assert_eq!(liveness.look(at(second)), Findings::default());
         }
-        assert_eq!(pulse.look(at(104)).lost.len(), 1);
+        assert_eq!(liveness.look(at(104)).lost.len(), 1);
     }
 
     #[test]
     fn one_may_be_asked_out_of_turn() {
-        let mut pulse = Pulse::new(LIMIT, [1, 2]);
-        assert_eq!(pulse.look(at(9)), Findings::default());
-        pulse.heard(at(9), 1);
-        assert!(pulse.ask(at(10), 1) && !pulse.ask(at(10), 1), "once is enough");
-        assert_eq!(pulse.owes_answer(at(10), 1), Some((at(11), at(1))));
-        assert_eq!(pulse.look(at(10)), asks(&[2]), "somebody wants to know");
-        pulse.heard(at(11), 1);
-        assert_eq!(pulse.owes_answer(at(11), 1), None);
+        let mut liveness = Liveness::new(LIMIT, [1, 2]);
+        assert_eq!(liveness.look(at(9)), Findings::default());
+        liveness.heard(at(9), 1);
+        assert!(liveness.ask(at(10), 1) && !liveness.ask(at(10), 1), "once is enough");
+        assert_eq!(liveness.owes_answer(at(10), 1), Some((at(11), at(1))));
+        assert_eq!(liveness.look(at(10)), asks(&[2]), "somebody wants to know");
+        liveness.heard(at(11), 1);
+        assert_eq!(liveness.owes_answer(at(11), 1), None);
     }
 
     #[test]
     fn without_a_limit_nobody_is_ever_asked() {
-        let mut pulse = Pulse::new(Duration::ZERO, [1]);
-        pulse.waits(Some(at(0)));
-        pulse.was_asked(at(3));
-        assert!(!pulse.ask(at(3), 1));
-        assert_eq!((pulse.next_look(), pulse.look(at(1000))), (None, Findings::default()));
+        let mut liveness = Liveness::new(Duration::ZERO, [1]);
+        liveness.waits(Some(at(0)));
+        liveness.was_asked(at(3));
+        assert!(!liveness.ask(at(3), 1));
+        assert_eq!((liveness.next_look(), liveness.look(at(1000))), (None, Findings::default()));
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use corro_core::Error;
 
-use crate::timeline::escape;
+use super::timeline::escape;
 
 /// How many operations are kept unless told otherwise.
 pub const CAPACITY: usize = 1024;

@@ -28,10 +28,10 @@ use crate::cache::Cache;
 use crate::coordinator::{StallLimits, StallReport, Time};
 use crate::fusion;
 use crate::hash::{HashMap, HashSet};
+use crate::liveness::Liveness;
 use crate::matching::Agreed;
 use crate::message::{Decision, Knobs, Slot, Up, ranges, slots};
 use crate::plan::Following;
-use crate::pulse::Pulse;
 use crate::request::Request;
 use crate::tree::Neighbours;
 
@@ -207,7 +207,7 @@ pub struct Node {
     over: Option<Error>,
     /// What failed as this member sees it, and until when it waits for the root's word.
     suspicion: Option<(Error, Time)>,
-    pulse: Pulse,
+    liveness: Liveness,
     byes: usize,
     said_bye: bool,
     bits: Vec<Slot>,
@@ -221,7 +221,7 @@ impl Node {
     pub fn new(rank: Rank, members: Vec<Rank>, neighbours: Neighbours, rules: Rules) -> Self {
         let root = neighbours.parent.is_none().then(|| Box::new(Root::new(members, rules.stalls)));
         let watched = neighbours.parent.iter().chain(&neighbours.children).copied().filter(|_| rules.watches);
-        let pulse = Pulse::new(rules.timeout, watched);
+        let liveness = Liveness::new(rules.timeout, watched);
         Self {
             rank,
             neighbours,
@@ -249,7 +249,7 @@ impl Node {
             overdue: HashSet::default(),
             over: None,
             suspicion: None,
-            pulse,
+            liveness,
             byes: 0,
             said_bye: false,
             bits: Vec::new(),
@@ -512,7 +512,7 @@ impl Node {
         let verdict = self.verdict_at();
         let overdue = self.overdue_at().map(|(_, at)| at).min();
         let root = self.root.as_ref().and_then(|r| r.next_tick());
-        [verdict, self.leave_at(), overdue, self.pulse.next_look(), root].into_iter().flatten().min()
+        [verdict, self.leave_at(), overdue, self.liveness.next_look(), root].into_iter().flatten().min()
     }
 
     /// Whether it is time to say that this member has run out of data.

@@ -1,7 +1,7 @@
 //! How far another rank's clock is from this one's, from messages that went there and back.
 //!
 //! Owns a few samples. It never reads a clock or sends anything: the engine exchanges the messages and notes four times,
-//! and gives the estimate to the trace of all ranks ([`crate::trace`]).
+//! and gives the estimate to the trace of all ranks ([`super::trace`]).
 //!
 //! A message leaves at t0, arrives at t1 (the peer's clock), is answered at t2 (the peer's clock) and is back at t3. If
 //! both ways took as long, the peer is ((t1 - t0) + (t2 - t3)) / 2 ahead. They never do; but each way took at least

@@ -137,7 +137,7 @@ pub struct Request {
 }
 
 /// An error if such a tensor could not be run whatever the others ask for.
-pub(crate) fn check(name: &str, kind: &Kind, dtype: DType) -> Result<()> {
+pub fn check(name: &str, kind: &Kind, dtype: DType) -> Result<()> {
     if name.is_empty() || name.len() > NAME_CAP {
         return Err(Error::Usage(format!("a tensor's name must have 1 to {NAME_CAP} bytes, not {}", name.len())));
     }

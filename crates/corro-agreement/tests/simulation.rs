@@ -1,15 +1,15 @@
 //! The control plane under chaos: hundreds of seeds, each a job of its own.
 //!
 //! When a seed fails, the test says which and how to see what happened:
-//! `CORRO_SIM_SEED=17 cargo test -p corro-engine --test simulation replay -- --nocapture`.
+//! `CORRO_SIM_SEED=17 cargo test -p corro-agreement --test simulation replay -- --nocapture`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use corro_agreement::coordinator::StallLimits;
+use corro_agreement::simulator::chaos::{End, scenario};
+use corro_agreement::simulator::{Report, Scenario, Step, World, allreduce};
 use corro_core::Error;
-use corro_engine::coordinator::StallLimits;
-use corro_engine::simulator::chaos::{End, scenario};
-use corro_engine::simulator::{Report, Scenario, Step, World, allreduce};
 
 /// Runs seeds; panics with the first that fails, what failed, and how to see more.
 fn run(seeds: impl Iterator<Item = u64>) -> Vec<Report> {
@@ -17,7 +17,7 @@ fn run(seeds: impl Iterator<Item = u64>) -> Vec<Report> {
         .map(|seed| {
             World::run(&scenario(seed, End::of(seed)), seed, false).unwrap_or_else(|violation| {
                 panic!(
-                    "seed {seed}, {}\nto see what led to it: CORRO_SIM_SEED={seed} cargo test -p corro-engine --test \
+                    "seed {seed}, {}\nto see what led to it: CORRO_SIM_SEED={seed} cargo test -p corro-agreement --test \
                      simulation replay -- --nocapture",
                     violation.what
                 )

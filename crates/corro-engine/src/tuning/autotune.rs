@@ -15,10 +15,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
+use corro_agreement::message::Knobs;
 use serde::{Deserialize, Serialize};
 
-use crate::gaussian::{GaussianProcess, Sample};
-use crate::message::Knobs;
+use super::gaussian::{GaussianProcess, Sample};
 
 /// The first line of the log.
 pub const LOG_HEADER: &str = "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score\n";

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
+use corro_agreement::matching::Agreed;
+use corro_agreement::request::Kind;
 use corro_collectives::{Group, Reduction};
 use corro_core::shape::share;
 use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
 use smallvec::{SmallVec, smallvec};
 
-use crate::matching::Agreed;
-use crate::request::Kind;
 use crate::submission::Output;
 use crate::ticket::Outcome;
 

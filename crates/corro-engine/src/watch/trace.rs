@@ -2,7 +2,7 @@
 //!
 //! Owns the format of a rank's file (a shard) and the merge. Every rank's engine calls [`Tracer::record`] when an operation
 //! has ended, and [`Tracer::clock`] when it knows better how its clock stands to rank 0's; a thread writes. `corro timeline`
-//! calls [`merge`] afterwards. Neither ever waits for a rank or a disk on the engine's thread: see [`crate::timeline`].
+//! calls [`merge`] afterwards. Neither ever waits for a rank or a disk on the engine's thread: see [`super::timeline`].
 //!
 //! A shard is itself a trace that Chrome and Perfetto open: process = rank, thread = process set, one complete event per
 //! operation and part of it, times by the rank's own clock. In between stand `clock_offset` records, which apply to what
@@ -15,15 +15,15 @@ use std::io::{self, BufRead, BufReader, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::clock::Estimate;
-use crate::timeline::{Background, QUEUE, Sink, TraceFile, dropped_record, escape};
+use super::clock::Estimate;
+use super::timeline::{Background, QUEUE, Sink, TraceFile, dropped_record, escape};
 
 /// Something that took time on this rank. Times are those of the engine's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The tensor, or the first of a batch.
     pub name: String,
-    /// What was done: an operation or an [`activity`](crate::timeline::activity).
+    /// What was done: an operation or an [`activity`](super::timeline::activity).
     pub what: &'static str,
     /// The process set.
     pub set: u32,
@@ -322,7 +322,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::timeline::CAP;
+    use crate::watch::timeline::CAP;
 
     /// A folder for one test, gone at its end.
     struct Folder(PathBuf);

@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use corro_collectives::Tuning;
 use corro_core::{Error, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -189,7 +188,7 @@ pub enum Decision {
     Here,
 }
 
-/// The knobs of collectives that can be tuned, see [`corro_collectives::Tuning`].
+/// The knobs of collectives that can be tuned, see `corro_collectives::Tuning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Knobs {
     /// Bytes of a message's segment.
@@ -198,19 +197,6 @@ pub struct Knobs {
     pub crossover: i32,
     /// Whether also those of reductions.
     pub reductions: bool,
-}
-
-impl From<Knobs> for Tuning {
-    fn from(Knobs { segment, crossover, reductions }: Knobs) -> Self {
-        Self { segment, crossover, reductions }
-    }
-}
-
-impl Default for Knobs {
-    fn default() -> Self {
-        let Tuning { segment, crossover, reductions } = Tuning::default();
-        Self { segment, crossover, reductions }
-    }
 }
 
 /// A tensor to run.

@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use corro_agreement::matching::Agreed;
+use corro_agreement::node::Gear;
+use corro_agreement::request::Request;
 use corro_core::{Error, Rank, Result};
 
-use crate::autotune::{Change, Tuner};
-use crate::clock::Estimate;
-use crate::matching::Agreed;
-use crate::metrics::{Count, Metrics};
-use crate::node::Gear;
-use crate::request::Request;
-use crate::timeline::{Step, Timeline, activity};
-use crate::trace::{Span, Tracer};
+use super::clock::Estimate;
+use super::metrics::{Count, Metrics};
+use super::timeline::{Step, Timeline, activity};
+use super::trace::{Span, Tracer};
+use crate::tuning::autotune::{Change, Tuner};
 
 pub(crate) struct Observers {
     pub(crate) metrics: Metrics,

@@ -8,10 +8,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
-use corro_engine::message::{Announcement, Up, ranges};
-use corro_engine::node::{Node, Rules};
-use corro_engine::simulator::{Report, Scenario, Step, World, allreduce};
-use corro_engine::tree::{FAN_OUT, neighbours};
+use corro_agreement::message::{Announcement, Up, ranges};
+use corro_agreement::node::{Node, Rules};
+use corro_agreement::simulator::{Report, Scenario, Step, World, allreduce};
+use corro_agreement::tree::{FAN_OUT, neighbours};
 
 const PER_HOST: usize = 8;
 /// Tensors of a step.

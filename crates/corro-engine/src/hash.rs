@@ -1,5 +1,0 @@
-//! Hash tables with a fast hash: names are short, looked up several times per tensor, and come from ranks that have proven
-//! to belong to the job.
-
-pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;
-pub(crate) type HashSet<K> = std::collections::HashSet<K, foldhash::fast::RandomState>;

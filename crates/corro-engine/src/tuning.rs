@@ -1,0 +1,4 @@
+//! Finding the settings with which this job's tensors move fastest.
+
+pub mod autotune;
+pub mod gaussian;

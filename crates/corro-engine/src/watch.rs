@@ -1,0 +1,8 @@
+//! What is written down about a job while it runs: nothing here decides anything.
+
+pub mod clock;
+pub mod metrics;
+pub(crate) mod observers;
+pub mod recorder;
+pub mod timeline;
+pub mod trace;
