@@ -29,10 +29,12 @@ test: lint unit python fuzz ## everything CI runs
 check: lint ## the fast part of the tests
 	$(CARGO) test --workspace --lib --bins
 
-lint: ## format, clippy, floors, generated files
+lint: ## format, clippy, floors, circles, sizes, generated files
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	python3 scripts/floors.py
+	python3 scripts/circles.py
+	python3 scripts/sizes.py
 	$(CARGO) run --quiet -p corro-core --example environment_docs | diff -u docs/environment.md - \
 		|| { echo "docs/environment.md is stale: run 'make gen'"; exit 1; }
 
@@ -61,7 +63,7 @@ gen: ## remake generated files
 bench: ## measure beside the peers; needs a quiet machine, and root for the two-host part
 	$(CARGO) build --release --quiet -p corro-bench
 	./target/release/corro-engine-rounds
-	$(CARGO) run --release --quiet -p corro-engine --example scale
+	$(CARGO) run --release --quiet -p corro-agreement --example scale
 	bench/setup
 	.venv-bench/bin/python bench/collectives.py
 	.venv-bench/bin/python bench/two_hosts.py
