@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use corro_core::{Error, Result, codec};
 use corro_membership::message::ToDriver;
-use corro_transport::desk::Heard;
+use corro_transport::messages::MessageEvent;
 
 use crate::agent::message::{Inbox, MAX_REPORT, Order, Report};
 use crate::hosts::Host;
@@ -35,7 +35,7 @@ pub(crate) enum Event {
     /// The job is to end, by this signal.
     Interrupt(i32),
     /// In an elastic job: from a worker.
-    Membership(Heard<ToDriver>),
+    Membership(MessageEvent<ToDriver>),
     /// In an elastic job: these hosts are there now, and whether each is this one.
     Hosts(Vec<(Host, bool)>),
     /// In an elastic job: the hosts could not be found out at all.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use corro_core::{Deadline, Error, Result, config};
-use corro_transport::desk::{Bell, Line};
+use corro_transport::messages::{MessageClient, Waker};
 use corro_transport::secret::Secret;
 use corro_transport::{Fabric, Place, Rendezvous, Settings, look_up};
 use serde_bytes::ByteBuf;
@@ -16,7 +16,7 @@ use serde_bytes::ByteBuf;
 use crate::embedded::EmbeddedDriver;
 use crate::machine::Rules;
 use crate::member::{Joined, Member};
-use crate::message::{Cause, MAX_TO_WORKER, Seat, ToDriver, ToWorker, WorkerId};
+use crate::message::{Cause, DRIVER, MAX_TO_WORKER, Seat, ToDriver, ToWorker, WorkerId};
 
 /// How often a worker says that it lives.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
@@ -64,7 +64,7 @@ pub struct Client(Arc<Shared>);
 struct Shared {
     inner: Mutex<Inner>,
     changed: Condvar,
-    bell: Bell,
+    bell: Waker,
     route: Route,
     /// The driver itself, where this process holds it.
     host: Option<EmbeddedDriver>,
@@ -182,7 +182,7 @@ impl Client {
             gone: None,
         };
         let (inner, changed) = (Mutex::new(inner), Condvar::new());
-        Ok(Self(Arc::new(Shared { inner, changed, bell: Bell::new()?, route, host: hosted })))
+        Ok(Self(Arc::new(Shared { inner, changed, bell: Waker::new()?, route, host: hosted })))
     }
 
     /// Asks for a seat in the next epoch, and waits for it. How long is the driver's decision; this process must not give
@@ -363,7 +363,7 @@ impl Shared {
         }
     }
 
-    fn connect(&self, patience: Deadline) -> Result<Line> {
+    fn connect(&self, patience: Deadline) -> Result<MessageClient> {
         loop {
             let one_try = patience.left().map_or(ONE_TRY, |left| left.min(ONE_TRY)).max(Duration::from_millis(1));
             let addresses = match &self.route.driver {
@@ -371,8 +371,9 @@ impl Shared {
                 // The process that held it may come back elsewhere, under the same name.
                 Driver::Named(host, port) => look_up(&format!("{host}:{port}")),
             };
-            let tried =
-                addresses.and_then(|a| Line::connect(&a, &self.route.secret, self.route.tls, Deadline::after(one_try)));
+            let tried = addresses.and_then(|a| {
+                MessageClient::connect(DRIVER, &a, &self.route.secret, self.route.tls, Deadline::after(one_try))
+            });
             match tried {
                 Ok(line) => return Ok(line),
                 Err(error) if patience.passed() || matches!(error, Error::Unauthenticated(_)) => return Err(error),
@@ -382,7 +383,7 @@ impl Shared {
     }
 
     /// Talks until the connection ends, and says why it did.
-    fn talk(&self, mut line: Line) -> String {
+    fn talk(&self, mut line: MessageClient) -> String {
         let mut first = {
             let mut inner = self.lock();
             inner.connected = true;

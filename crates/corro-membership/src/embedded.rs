@@ -1,6 +1,6 @@
 //! The driver inside a process of the job, where a scheduler starts processes and there is no launcher.
 //!
-//! Owns the desk at the rendezvous address and the machine behind it. It starts and ends nobody: a worker that is lost is
+//! Owns the message server at the rendezvous address and the machine behind it. It starts and ends nobody: a worker that is lost is
 //! forgotten, and whoever the scheduler starts in its place comes by itself. When this very process is lost, the one
 //! started in its place holds a new machine, to which the others come back and tell what they were.
 
@@ -12,11 +12,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use corro_core::{Error, Result};
-use corro_transport::desk::{Desk, Heard};
+use corro_transport::messages::{MessageEvent, MessageServer};
 use corro_transport::secret::Secret;
 
 use crate::machine::{Decision, Input, Machine, Rules};
-use crate::message::{MAX_TO_DRIVER, ToDriver};
+use crate::message::{DRIVER, MAX_TO_DRIVER, ToDriver};
 
 /// How often the machine looks at the clock when nothing happens.
 const TICK: Duration = Duration::from_millis(100);
@@ -35,16 +35,18 @@ impl EmbeddedDriver {
         let (sender, heard) = channel();
         let open = |bind: SocketAddr| {
             let sender = sender.clone();
-            Desk::open::<ToDriver>(bind, secret, tls, MAX_TO_DRIVER, move |heard| drop(sender.send(heard)))
+            MessageServer::open::<ToDriver>(DRIVER, bind, secret, tls, MAX_TO_DRIVER, move |heard| {
+                drop(sender.send(heard))
+            })
         };
-        let desk = open(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))
+        let messages = open(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))
             // A system without IPv6.
             .or_else(|_| open(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))))?;
-        let address = desk.address();
+        let address = messages.address();
         let (stop, living) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let serve = {
             let (stop, living) = (Arc::clone(&stop), Arc::clone(&living));
-            move || serve(&desk, &heard, rules, &stop, &living)
+            move || serve(&messages, &heard, rules, &stop, &living)
         };
         let thread = std::thread::Builder::new()
             .name("corro-driver".into())
@@ -77,25 +79,31 @@ impl Drop for EmbeddedDriver {
     }
 }
 
-fn serve(desk: &Desk, heard: &Receiver<Heard<ToDriver>>, rules: Rules, stop: &AtomicBool, living: &AtomicUsize) {
+fn serve(
+    messages: &MessageServer,
+    heard: &Receiver<MessageEvent<ToDriver>>,
+    rules: Rules,
+    stop: &AtomicBool,
+    living: &AtomicUsize,
+) {
     let begin = Instant::now();
     let mut machine = Machine::new(rules, begin.elapsed());
     while !stop.load(Ordering::Acquire) {
         let input = match heard.recv_timeout(TICK) {
-            Ok(Heard::Came(_)) => continue,
-            Ok(Heard::Said(link, message)) => Input::Said(link, message),
-            Ok(Heard::Gone(link, why)) => Input::Lost(link, why),
+            Ok(MessageEvent::Connected(_)) => continue,
+            Ok(MessageEvent::Received(link, message)) => Input::Said(link, message),
+            Ok(MessageEvent::Disconnected(link, why)) => Input::Lost(link, why),
             Err(RecvTimeoutError::Timeout) => Input::Tick,
             Err(RecvTimeoutError::Disconnected) => return,
         };
         for output in machine.handle(input, begin.elapsed()) {
             match output {
                 Decision::Tell(link, message) => {
-                    if let Err(error) = desk.tell(link, &message) {
+                    if let Err(error) = messages.tell(link, &message) {
                         tracing::error!(%error, "the driver of this elastic job can't speak");
                     }
                 }
-                Decision::Close(link) => desk.close(link),
+                Decision::Close(link) => messages.close(link),
                 Decision::Say(text) => tracing::warn!("elastic: {text}"),
                 Decision::Formed { epoch, members, why } => {
                     tracing::info!(epoch, size = members.len(), why, "elastic: a new epoch");

@@ -7,6 +7,8 @@ use serde_bytes::ByteBuf;
 /// A worker process. Never used for another one.
 pub type WorkerId = u64;
 
+/// What errors call the process that workers connect to.
+pub const DRIVER: &str = "the driver of this elastic job";
 /// The longest message to the driver: the description of one rank.
 pub const MAX_TO_DRIVER: usize = 1 << 20;
 /// The longest message to a worker: the descriptions of all ranks.

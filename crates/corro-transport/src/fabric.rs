@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use crate::cores;
 use crate::link::Link;
 use crate::mem::Hub;
-use crate::patience::{GivenUp, Patience};
 use crate::secret::Secret;
 use crate::shm::meet::{Invitation, Seats, meet};
 use crate::shm::pool::{Pool, Pools};
@@ -22,6 +21,7 @@ use crate::shm::stream::RingStream;
 use crate::shm::team::{Hosts, Member, Team};
 use crate::stream::Stream;
 use crate::tcp::{Endpoint, EndpointConfig, PeerAddress};
+use crate::wait_limit::{GivenUp, WaitLimit};
 use crate::withdrawal::Withdrawal;
 
 /// Longest description of a rank that is believed.
@@ -424,13 +424,13 @@ impl Links {
     fn meet(&mut self, sizes: impl FnOnce(usize) -> Sizes) -> Result<Option<Team>> {
         let ranks: Vec<Rank> = self.local.iter().map(|m| self.members[*m]).collect();
         let me = self.local.iter().position(|m| *m == self.me).unwrap_or(0);
-        let patience = self.patience();
+        let limit = self.wait_limit();
         if ranks.len() > 1 {
             let sizes = sizes(ranks.len());
             self.here = Some(match &self.fabric.reach {
-                Reach::Threads(hub) => hub.meet(self.id, &ranks, sizes, &patience)?,
+                Reach::Threads(hub) => hub.meet(self.id, &ranks, sizes, &limit)?,
                 Reach::Processes { job, token, .. } => {
-                    meet(&Invitation { job, token, group: self.id, local: &ranks, me, sizes }, &patience)?
+                    meet(&Invitation { job, token, group: self.id, local: &ranks, me, sizes }, &limit)?
                 }
             });
         }
@@ -438,7 +438,7 @@ impl Links {
             && ranks.len() < self.members.len()
         {
             let sizes = Sizes { slot: 0, workspace: 0, ..Sizes::for_team(self.members.len(), 0) };
-            self.elsewhere = Some(hub.meet(self.id, &self.members, sizes, &patience)?);
+            self.elsewhere = Some(hub.meet(self.id, &self.members, sizes, &limit)?);
         }
         let Some(seats) = &self.here else { return Ok(None) };
         let members = ranks.iter().enumerate().map(|(seat, rank)| self.member(*rank, seats, seat)).collect();
@@ -450,9 +450,9 @@ impl Links {
     }
 
     /// How long the others may take to come.
-    fn patience(&self) -> Patience {
+    fn wait_limit(&self) -> WaitLimit {
         let fabric = &self.fabric;
-        Patience::new(fabric.settings.connect_timeout, &self.withdrawal, &fabric.given_up)
+        WaitLimit::new(fabric.settings.connect_timeout, &self.withdrawal, &fabric.given_up)
     }
 
     fn member(&self, rank: Rank, seats: &Seats, seat: usize) -> Member {
@@ -497,13 +497,13 @@ impl Links {
             return Err(Error::Bug("threads have no network".into()));
         };
         let peer = PeerAddress { rank, host: card.host.clone(), addresses: card.addresses.clone() };
-        let patience = self.patience();
+        let limit = self.wait_limit();
         // The higher rank dials. Dialling never waits for the other's program, only for its listener, and accepting
         // waits only for higher ranks: so no circle of ranks can wait for each other.
         if self.fabric.rank > rank {
-            endpoint.connect(&peer, self.id, streams, patience)
+            endpoint.connect(&peer, self.id, streams, limit)
         } else {
-            endpoint.accept(&peer, self.id, streams, patience)
+            endpoint.accept(&peer, self.id, streams, limit)
         }
     }
 }

@@ -37,7 +37,7 @@ const VERSION: u8 = 1;
 const ACCEPTED: u8 = 0xac;
 const LINK: u8 = 1;
 const STORE: u8 = 2;
-const DESK: u8 = 3;
+const MESSAGES: u8 = 3;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +57,8 @@ pub enum Purpose {
     },
     /// A client of the rendezvous store.
     Store,
-    /// A visitor of a desk, see [`crate::desk`].
-    Desk,
+    /// A client of a [`crate::messages::MessageServer`].
+    Messages,
 }
 
 /// Whom a server serves.
@@ -68,8 +68,8 @@ pub enum Serves {
     Rank(Rank),
     /// Clients of the store.
     Store,
-    /// Visitors of a desk.
-    Desk,
+    /// Clients that exchange messages.
+    Messages,
 }
 
 /// What ties a proof to the channel it travels in.
@@ -404,7 +404,7 @@ fn check_magic(start: &[u8]) -> Result<()> {
 fn check_purpose(serves: Serves, purpose: Purpose) -> Result<()> {
     match (serves, purpose) {
         (Serves::Rank(me), Purpose::Link { to, .. }) if me == to => Ok(()),
-        (Serves::Store, Purpose::Store) | (Serves::Desk, Purpose::Desk) => Ok(()),
+        (Serves::Store, Purpose::Store) | (Serves::Messages, Purpose::Messages) => Ok(()),
         (Serves::Rank(me), Purpose::Link { from, to, .. }) => Err(Error::Unauthenticated(format!(
             "rank {from} wants rank {to}, but this is rank {me} (it may hold an address from an earlier job)"
         ))),
@@ -414,10 +414,10 @@ fn check_purpose(serves: Serves, purpose: Purpose) -> Result<()> {
         (Serves::Store, Purpose::Link { from, to, .. }) => {
             Err(Error::Unauthenticated(format!("rank {from} wants rank {to}, but this is the rendezvous store")))
         }
-        (Serves::Desk, other) => {
-            Err(Error::Unauthenticated(format!("it wants {other:?}, but this is the driver of an elastic job")))
+        (Serves::Messages, other) => {
+            Err(Error::Unauthenticated(format!("it wants {other:?}, but this is a message server")))
         }
-        (_, Purpose::Desk) => Err(Error::Unauthenticated("it wants the driver of an elastic job elsewhere".into())),
+        (_, Purpose::Messages) => Err(Error::Unauthenticated("it wants a message server, which this is not".into())),
     }
 }
 
@@ -430,7 +430,7 @@ fn encode_hello(purpose: Purpose, nonce: &[u8; 32]) -> Result<[u8; HELLO_BYTES]>
             (LINK, from as u64, to as u64, group.0, index, count)
         }
         Purpose::Store => (STORE, 0, 0, 0, 0, 0),
-        Purpose::Desk => (DESK, 0, 0, 0, 0, 0),
+        Purpose::Messages => (MESSAGES, 0, 0, 0, 0, 0),
     };
     let mut hello = [0; HELLO_BYTES];
     let mut rest = &mut hello[..];
@@ -470,7 +470,7 @@ fn decode_hello(hello: &[u8; HELLO_BYTES]) -> Result<Purpose> {
         }
         LINK => Err(Error::Malformed(format!("stream {index} of {count}"))),
         STORE if hello[8..40].iter().all(|b| *b == 0) => Ok(Purpose::Store),
-        DESK if hello[8..40].iter().all(|b| *b == 0) => Ok(Purpose::Desk),
+        MESSAGES if hello[8..40].iter().all(|b| *b == 0) => Ok(Purpose::Messages),
         other => Err(Error::Malformed(format!("a connection of unknown purpose {other}"))),
     }
 }

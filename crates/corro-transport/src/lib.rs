@@ -11,29 +11,29 @@
 //! | `stream` | the one word all transports speak |
 //! | `place` | how a process learns its place in the job |
 //! | `mem` | ranks as threads |
-//! | `patience`, `withdrawal` | how waiting ends before its time |
+//! | `wait_limit`, `withdrawal` | how waiting ends before its time |
 //! | `shm` | ranks as processes of one host |
 //! | [`tcp`] | ranks on different hosts; with `tls` |
 //! | `handshake`, [`secret`] | how both ends of a connection prove that they belong to the job |
 //! | [`store`] | the rendezvous: a small authenticated key-value store |
-//! | [`desk`] | many processes of a job talking to one, by messages both ways |
+//! | [`messages`] | many processes of a job talking to one, by messages both ways |
 //! | `cores` | how many cores may be used, and so whether to spin |
 
 pub mod cores;
 mod fabric;
 mod link;
 mod mem;
-mod patience;
 mod place;
 mod primitive;
 mod ring;
 mod shm;
 mod stream;
+mod wait_limit;
 mod withdrawal;
 
 // network
-pub mod desk;
 pub mod handshake;
+pub mod messages;
 pub mod nic;
 pub mod secret;
 pub mod store;
@@ -42,9 +42,9 @@ mod tls;
 
 pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Settings, Wires, host_name};
 pub use link::{Incoming, Link, Outgoing};
-pub use patience::Patience;
 pub use place::{Place, look_up};
 pub use shm::pool::{Pool, Pooled};
 pub use shm::team::{Member, Source, Span, Target, Team};
 pub use stream::{Broken, Stream};
+pub use wait_limit::WaitLimit;
 pub use withdrawal::Withdrawal;

@@ -9,10 +9,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use corro_core::{Error, GroupId, Rank, Result};
 
-use crate::patience::Patience;
 use crate::shm::meet::{Seats, doorbell};
 use crate::shm::segment::{Segment, Sizes};
 use crate::shm::stream::Doorbells;
+use crate::wait_limit::WaitLimit;
 
 /// What the threads of a job share.
 #[derive(Default)]
@@ -30,7 +30,7 @@ struct Meeting {
 
 impl Hub {
     /// Meets the other members of `group` among `ranks`; `sizes` must be equal for all.
-    pub(crate) fn meet(&self, group: GroupId, ranks: &[Rank], sizes: Sizes, patience: &Patience) -> Result<Seats> {
+    pub(crate) fn meet(&self, group: GroupId, ranks: &[Rank], sizes: Sizes, limit: &WaitLimit) -> Result<Seats> {
         let key = (group, ranks.to_vec());
         let mut meetings = self.meetings.lock().unwrap_or_else(PoisonError::into_inner);
         let meeting = match meetings.entry(key.clone()) {
@@ -58,15 +58,15 @@ impl Hub {
                 }
                 return Ok(seats);
             }
-            patience.check()?;
-            if patience.is_over() {
+            limit.check()?;
+            if limit.is_over() {
                 let come = meeting.come;
                 return Err(Error::Io {
                     doing: format!("meeting the other threads of {group}"),
                     cause: format!("only {come} of {} came in time", ranks.len()),
                 });
             }
-            meetings = self.changed.wait_timeout(meetings, patience.nap()).unwrap_or_else(PoisonError::into_inner).0;
+            meetings = self.changed.wait_timeout(meetings, limit.nap()).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

@@ -1,11 +1,11 @@
 //! How a process learns its place in the job, and how it meets the others.
 //!
 //! A launcher of ours says everything: rank, size, where the store is, the secret. Other launchers say who a process is
-//! (`surroundings`), and then rank 0 serves the store and leaves word of it (`word`). Nothing said at all is a world of
+//! (`launchers`), and then rank 0 serves the store and writes down where (`meeting_file`). Nothing said at all is a world of
 //! one.
 
-mod surroundings;
-mod word;
+mod launchers;
+mod meeting_file;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use corro_core::{Deadline, Error, Rank, Result, config};
-use surroundings::Found;
+use launchers::Identity;
 
-use self::word::Word;
+use self::meeting_file::MeetingPoint;
 use crate::fabric::{Fabric, Rendezvous, Settings};
 use crate::secret::Secret;
 use crate::store;
@@ -44,7 +44,7 @@ enum Meeting {
 impl Place {
     /// What the environment says; `None` if it says nothing: a world of one.
     pub fn from_env() -> Result<Option<Self>> {
-        let Some(found) = surroundings::find(&|name| surroundings::read(name))? else { return Ok(None) };
+        let Some(found) = launchers::find(&|name| launchers::read(name))? else { return Ok(None) };
         let secret = config::SECRET.value().map(|text| Secret::parse(&text)).transpose()?;
         if let Some(text) = config::RENDEZVOUS.value() {
             let secret = secret.ok_or_else(|| found.lacks(config::SECRET.name, "start the job with `corro run`"))?;
@@ -58,7 +58,7 @@ impl Place {
         Ok(Some(Self { rank: found.rank, size: found.size, meeting }))
     }
 
-    fn without_launcher(found: &Found, secret: Option<Secret>) -> Result<Meeting> {
+    fn without_launcher(found: &Identity, secret: Option<Secret>) -> Result<Meeting> {
         let port = config::RENDEZVOUS_PORT.number(0u16)?;
         if let (Some(secret), Some((host, master_port))) = (secret, &found.master) {
             // The master's own port is taken by whoever the variable was made for.
@@ -71,14 +71,14 @@ impl Place {
                         home directory, CORRO_JOB_ID";
             return Err(found.lacks(config::RENDEZVOUS.name, what));
         };
-        let path = word::directory(found.one_host == Some(true))?.join(word::file_name(job));
+        let path = meeting_file::directory(found.one_host == Some(true))?.join(meeting_file::file_name(job));
         Ok(Meeting::File { path, port, one_host: found.one_host == Some(true) })
     }
 
-    /// Whether `bytes` are a word that rank 0 could have left. For the fuzzer.
+    /// Whether `bytes` are a file that rank 0 could have written. For the fuzzer.
     #[doc(hidden)]
-    pub fn is_word(bytes: &[u8]) -> bool {
-        word::parse(bytes).is_ok()
+    pub fn is_meeting_file(bytes: &[u8]) -> bool {
+        meeting_file::parse(bytes).is_ok()
     }
 
     /// The launcher's store and the job's secret, if a launcher of ours started this process.
@@ -158,13 +158,13 @@ impl Fabric {
             Meeting::File { path, port, one_host } => {
                 let path = path.with_extension(time.to_string());
                 if rank > 0 {
-                    let (client, secret) = word::follow(&path, settings.tls, deadline)?;
+                    let (client, secret) = meeting_file::follow(&path, settings.tls, deadline)?;
                     return join_and_wait(place, &secret, Numbered { client, time }, settings, deadline);
                 }
                 let secret = Secret::random()?;
                 let server = serve(*port, *one_host, &secret, settings.tls)?;
                 // Removed again when everybody has come, or nobody will any more.
-                let _left = word::leave(&path, &Word::new(server.addresses()?, &secret))?;
+                let _written = meeting_file::write(&path, &MeetingPoint::new(server.addresses()?, &secret))?;
                 let client = store::Client::connect(&here(server.address().port()), &secret, settings.tls, deadline)?;
                 join_and_wait(place, &secret, Numbered { client, time }, settings, deadline)
             }
@@ -272,8 +272,9 @@ mod tests {
             .map(|rank| {
                 let path = path.clone();
                 std::thread::spawn(move || {
-                    let secret_and_client =
-                        |path: &std::path::Path| word::follow(path, false, Deadline::after(Duration::from_secs(20)));
+                    let secret_and_client = |path: &std::path::Path| {
+                        meeting_file::follow(path, false, Deadline::after(Duration::from_secs(20)))
+                    };
                     let deadline = Deadline::after(Duration::from_secs(20));
                     let place =
                         Place { rank, size: 3, meeting: Meeting::File { path: path.clone(), port: 0, one_host: true } };
@@ -286,7 +287,8 @@ mod tests {
                     }
                     let secret = Secret::random().unwrap();
                     let server = serve(0, true, &secret, false).unwrap();
-                    let _left = word::leave(&path, &Word::new(server.addresses().unwrap(), &secret)).unwrap();
+                    let _written =
+                        meeting_file::write(&path, &MeetingPoint::new(server.addresses().unwrap(), &secret)).unwrap();
                     let client =
                         store::Client::connect(&here(server.address().port()), &secret, false, deadline).unwrap();
                     join_and_wait(&place, &secret, Numbered { client, time: 0 }, settings, deadline).unwrap().size()

@@ -155,7 +155,7 @@ fn a_full_store_refuses_and_goes_on() {
         assert!(one.delete("k0", soon()).unwrap());
         one.set("k9", vec![0; 1 << 20], soon()).unwrap();
         let _others = [client(&server, tls), client(&server, tls)];
-        // The fourth is accepted by the gate and then let go.
+        // The fourth is accepted by the acceptor and then let go.
         let outcome =
             Client::connect(&[server.address()], &secret(1), tls, ms(500)).and_then(|mut c| c.add("n", 1, ms(500)));
         assert!(outcome.is_err());

@@ -1,6 +1,6 @@
 //! The driver of an elastic job: does what the machine decides, and tells it what happens.
 //!
-//! Owns the agents of hosts, which come and go, the desk at which workers talk to it, the store for what the starter of the
+//! Owns the agents of hosts, which come and go, the server to which workers talk, the store for what the starter of the
 //! job wants to give and get, and the machine. Decides nothing about membership itself.
 
 mod agents;
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use corro_core::{Deadline, Error, Result};
 use corro_membership::fleet;
-use corro_membership::message::{MAX_TO_DRIVER, ToDriver};
+use corro_membership::message::{DRIVER, MAX_TO_DRIVER, ToDriver};
 use corro_membership::{Decision, Exit, Input, Machine, Verdict, WorkerId};
-use corro_transport::desk::{Desk, Heard};
+use corro_transport::messages::{MessageEvent, MessageServer};
 use corro_transport::secret::Secret;
 use corro_transport::store;
 
@@ -50,7 +50,7 @@ pub(super) struct Driver<'a> {
     elastic: &'a ElasticJob,
     secret: Secret,
     store: store::Server,
-    desk: Desk,
+    messages: MessageServer,
     _discovery: Discovery,
     output: SharedOutput,
     sender: Sender<Event>,
@@ -90,10 +90,10 @@ impl<'a> Driver<'a> {
         let store = start_store(job, &secret, all_here)?;
         let open = |address: IpAddr| {
             let sender = sender.clone();
-            let hear = move |heard: Heard<ToDriver>| drop(sender.send(Event::Membership(heard)));
-            Desk::open(SocketAddr::new(address, 0), &secret, job.tls, MAX_TO_DRIVER, hear)
+            let hear = move |heard: MessageEvent<ToDriver>| drop(sender.send(Event::Membership(heard)));
+            MessageServer::open(DRIVER, SocketAddr::new(address, 0), &secret, job.tls, MAX_TO_DRIVER, hear)
         };
-        let desk = if all_here {
+        let messages = if all_here {
             open(Ipv4Addr::LOCALHOST.into())?
         } else {
             // A system without IPv6 has the other one.
@@ -105,7 +105,7 @@ impl<'a> Driver<'a> {
             elastic,
             secret,
             store,
-            desk,
+            messages,
             _discovery: discovery,
             output: Arc::new(Mutex::new(output)),
             sender,
@@ -168,9 +168,9 @@ impl<'a> Driver<'a> {
 
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Membership(Heard::Came(_)) => Ok(()),
-            Event::Membership(Heard::Said(link, message)) => self.note(Input::Said(link, message)),
-            Event::Membership(Heard::Gone(link, why)) => self.note(Input::Lost(link, why)),
+            Event::Membership(MessageEvent::Connected(_)) => Ok(()),
+            Event::Membership(MessageEvent::Received(link, message)) => self.note(Input::Said(link, message)),
+            Event::Membership(MessageEvent::Disconnected(link, why)) => self.note(Input::Lost(link, why)),
             Event::Hosts(found) => {
                 let list = found.iter().map(|(h, _)| fleet::HostSlots { name: key(h), slots: h.slots }).collect();
                 self.listed = found.iter().map(|(h, _)| key(h)).collect();
@@ -263,8 +263,8 @@ impl<'a> Driver<'a> {
     fn carry_out(&mut self, decisions: Vec<Decision>) -> Result<()> {
         for decision in decisions {
             match decision {
-                Decision::Tell(link, message) => self.desk.tell(link, &message)?,
-                Decision::Close(link) => self.desk.close(link),
+                Decision::Tell(link, message) => self.messages.tell(link, &message)?,
+                Decision::Close(link) => self.messages.close(link),
                 Decision::Start { worker, host } => self.start_worker(worker, &host)?,
                 Decision::Kill { worker, .. } => {
                     if let Some(at) = self.workers.get(&worker) {

@@ -27,7 +27,7 @@ use rustix::net::{
 
 use super::segment::{Segment, Sizes};
 use super::stream::Doorbells;
-use crate::patience::Patience;
+use crate::wait_limit::WaitLimit;
 
 /// How long one visitor may take to say who it is.
 const VISIT: Duration = Duration::from_secs(5);
@@ -58,10 +58,10 @@ pub(crate) struct Invitation<'a> {
 }
 
 /// Meets the other local members.
-pub(crate) fn meet(invitation: &Invitation<'_>, patience: &Patience) -> Result<Seats> {
+pub(crate) fn meet(invitation: &Invitation<'_>, limit: &WaitLimit) -> Result<Seats> {
     let name = socket_name(invitation);
     let address = SocketAddr::from_abstract_name(&name).map_err(|e| Error::io("naming a Unix socket", e))?;
-    if invitation.me == 0 { host(invitation, &address, patience) } else { visit(invitation, &address, patience) }
+    if invitation.me == 0 { host(invitation, &address, limit) } else { visit(invitation, &address, limit) }
 }
 
 /// A doorbell: a counter that can be slept on.
@@ -95,12 +95,12 @@ fn socket_name(invitation: &Invitation<'_>) -> String {
 }
 
 /// The first member's side.
-fn host(invitation: &Invitation<'_>, address: &SocketAddr, patience: &Patience) -> Result<Seats> {
+fn host(invitation: &Invitation<'_>, address: &SocketAddr, limit: &WaitLimit) -> Result<Seats> {
     let listener = UnixListener::bind_addr(address).map_err(|e| Error::io(format!("binding {address:?}"), e))?;
     listener.set_nonblocking(true).map_err(|e| Error::io("configuring a Unix socket", e))?;
     let (segment, memory) = Segment::create(invitation.sizes)?;
     let mut visitors: Vec<Option<Visitor>> = (0..invitation.local.len()).map(|_| None).collect();
-    if let Err(error) = receive_all(invitation, &listener, &mut visitors, patience) {
+    if let Err(error) = receive_all(invitation, &listener, &mut visitors, limit) {
         give_up(&visitors, &error);
         return Err(error);
     }
@@ -128,7 +128,7 @@ fn receive_all(
     invitation: &Invitation<'_>,
     listener: &UnixListener,
     visitors: &mut [Option<Visitor>],
-    patience: &Patience,
+    limit: &WaitLimit,
 ) -> Result<()> {
     loop {
         let missing: Vec<Rank> =
@@ -146,16 +146,16 @@ fn receive_all(
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(e) => return Err(Error::io("accepting a local rank", e)),
         }
-        patience.check()?;
-        if patience.is_over() {
+        limit.check()?;
+        if limit.is_over() {
             let cause = format!(
                 "of the ranks on this host, {missing:?} did not come to share memory within {} s \
                  (CORRO_CONNECT_TIMEOUT sets this limit)",
-                patience.deadline().granted().as_secs_f64()
+                limit.deadline().granted().as_secs_f64()
             );
             return Err(Error::peer_lost(*first, "this host", cause));
         }
-        if let Some(member) = wait_for_visitors(listener, visitors, patience.nap()) {
+        if let Some(member) = wait_for_visitors(listener, visitors, limit.nap()) {
             let cause = "its process has exited while the ranks of this host met";
             return Err(Error::peer_lost(invitation.local[member], "this host", cause));
         }
@@ -231,18 +231,18 @@ fn hand_over(
 }
 
 /// The side of all other members.
-fn visit(invitation: &Invitation<'_>, address: &SocketAddr, patience: &Patience) -> Result<Seats> {
+fn visit(invitation: &Invitation<'_>, address: &SocketAddr, limit: &WaitLimit) -> Result<Seats> {
     let host = invitation.local[0];
     let lost = |cause: String| Error::peer_lost(host, "this host", cause);
     let stream = loop {
         match UnixStream::connect_addr(address) {
             Ok(stream) => break stream,
             // Not there yet, or its queue is full: both pass.
-            Err(e) if patience.is_over() => {
-                patience.check()?;
+            Err(e) if limit.is_over() => {
+                limit.check()?;
                 return Err(lost(format!(
                     "it did not open the shared-memory meeting within {} s ({e}; CORRO_CONNECT_TIMEOUT sets this limit)",
-                    patience.deadline().granted().as_secs_f64()
+                    limit.deadline().granted().as_secs_f64()
                 )));
             }
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
@@ -259,7 +259,7 @@ fn visit(invitation: &Invitation<'_>, address: &SocketAddr, patience: &Patience)
     // The host answers once everyone is there, or when its time is over, and then says who is missing. Its time began before
     // this rank was received, and a stranger may hold it up once more: who waits as long from now on hears of it, and is
     // not taken for one who has exited.
-    let answer = wait_for_host(&stream, &patience.anew(VISIT));
+    let answer = wait_for_host(&stream, &limit.anew(VISIT));
     if !matches!(answer, Ok(Ok(()))) {
         let _ = send(&stream, &[0], &[]);
     }
@@ -287,15 +287,15 @@ fn visit(invitation: &Invitation<'_>, address: &SocketAddr, patience: &Patience)
 }
 
 /// Waits until the host says something. An error if it was called off; inside, if the time is over.
-fn wait_for_host(stream: &UnixStream, patience: &Patience) -> Result<Result<(), String>> {
+fn wait_for_host(stream: &UnixStream, limit: &WaitLimit) -> Result<Result<(), String>> {
     loop {
-        let nap = patience.nap();
+        let nap = limit.nap();
         let nap = Timespec { tv_sec: nap.as_secs() as i64, tv_nsec: i64::from(nap.subsec_nanos()) };
         if matches!(poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&nap)), Ok(1)) {
             return Ok(Ok(()));
         }
-        patience.check()?;
-        if patience.is_over() {
+        limit.check()?;
+        if limit.is_over() {
             return Ok(Err("no answer in time".into()));
         }
     }
@@ -365,9 +365,9 @@ mod tests {
 
     use corro_core::Deadline;
 
-    use super::super::segment::Word;
+    use super::super::segment::ControlWord;
     use super::*;
-    use crate::patience::GivenUp;
+    use crate::wait_limit::GivenUp;
     use crate::withdrawal::Withdrawal;
 
     fn invitation<'a>(job: &'a [u8; 16], token: &'a [u8; 32], local: &'a [Rank], me: usize) -> Invitation<'a> {
@@ -375,7 +375,7 @@ mod tests {
         Invitation { job, token, group: GroupId(9), local, me, sizes }
     }
 
-    fn patience(time: Duration) -> Patience {
+    fn wait_limit(time: Duration) -> WaitLimit {
         Deadline::after(time).into()
     }
 
@@ -390,22 +390,22 @@ mod tests {
         let (job, token, local) = (job(1), [2; 32], [4, 6, 9]);
         let seats: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..3)
-                .map(|me| scope.spawn(move || meet(&invitation(&job, &token, &local, me), &patience(VISIT))))
+                .map(|me| scope.spawn(move || meet(&invitation(&job, &token, &local, me), &wait_limit(VISIT))))
                 .collect();
             threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
         });
-        seats[2].segment.word(1, Word::Published).store(77, Ordering::SeqCst);
-        assert!(seats.iter().all(|s| s.segment.word(1, Word::Published).load(Ordering::SeqCst) == 77));
+        seats[2].segment.word(1, ControlWord::Published).store(77, Ordering::SeqCst);
+        assert!(seats.iter().all(|s| s.segment.word(1, ControlWord::Published).load(Ordering::SeqCst) == 77));
         assert!(seats.iter().all(|s| s.doorbells.len() == 3 && s.exits.len() == 3));
     }
 
     #[test]
     fn a_missing_rank_is_named_in_time() {
         let (job, token, local) = (job(3), [2; 32], [4, 6, 9]);
-        let short = patience(Duration::from_millis(100));
+        let short = wait_limit(Duration::from_millis(100));
         let text = meet(&invitation(&job, &token, &local, 0), &short).err().unwrap().to_string();
         assert!(text.contains("[6, 9]") && text.contains("CORRO_CONNECT_TIMEOUT"), "{text}");
-        let short = patience(Duration::from_millis(100));
+        let short = wait_limit(Duration::from_millis(100));
         let text = meet(&invitation(&job, &token, &local, 2), &short).err().unwrap().to_string();
         assert!(text.contains("rank 4"), "{text}");
     }
@@ -414,10 +414,10 @@ mod tests {
     fn strangers_are_turned_away_and_the_meeting_goes_on() {
         let (job, token, local) = (job(4), [2; 32], [0, 1]);
         std::thread::scope(|scope| {
-            let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &patience(VISIT)));
-            let stranger = meet(&invitation(&job, &[3; 32], &local, 1), &patience(VISIT));
+            let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &wait_limit(VISIT)));
+            let stranger = meet(&invitation(&job, &[3; 32], &local, 1), &wait_limit(VISIT));
             assert!(matches!(stranger, Err(Error::PeerLost { .. })));
-            assert!(meet(&invitation(&job, &token, &local, 1), &patience(VISIT)).is_ok());
+            assert!(meet(&invitation(&job, &token, &local, 1), &wait_limit(VISIT)).is_ok());
             assert!(host.join().unwrap().is_ok());
         });
     }
@@ -470,10 +470,10 @@ mod tests {
         let (job, token, local) = (job(6), [2; 32], [0, 1, 2]);
         for me in 0..3 {
             let (withdrawal, given_up) = (Withdrawal::default(), GivenUp::default());
-            let patience = Patience::new(Duration::ZERO, &withdrawal, &given_up);
+            let limit = WaitLimit::new(Duration::ZERO, &withdrawal, &given_up);
             std::thread::scope(|scope| {
-                let host = (me == 2).then(|| scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &patience)));
-                let waits = scope.spawn(|| meet(&invitation(&job, &token, &local, me), &patience));
+                let host = (me == 2).then(|| scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &limit)));
+                let waits = scope.spawn(|| meet(&invitation(&job, &token, &local, me), &limit));
                 std::thread::sleep(Duration::from_millis(20));
                 withdrawal.set();
                 assert_eq!(waits.join().unwrap().err(), Some(Error::Withdrawn), "member {me}");

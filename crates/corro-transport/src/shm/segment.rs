@@ -83,14 +83,14 @@ impl Sizes {
 
 /// A counter of a member that others wait on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
+pub(crate) enum ControlWord {
     /// The last round this member has put on its board.
     Published,
     /// The last round whose share this member has reduced.
     Reduced,
-    /// [`Word::Published`]'s sleepers: how many ranks sleep on it.
+    /// [`ControlWord::Published`]'s sleepers: how many ranks sleep on it.
     PublishedSleepers,
-    /// [`Word::Reduced`]'s sleepers.
+    /// [`ControlWord::Reduced`]'s sleepers.
     ReducedSleepers,
     /// 0 while the member takes part, 1 once it has left.
     State,
@@ -100,7 +100,7 @@ pub(crate) enum Word {
     Process,
 }
 
-impl Word {
+impl ControlWord {
     const fn offset(self) -> usize {
         LINE * match self {
             Self::Published => 0,
@@ -190,7 +190,7 @@ impl Segment {
     /// What `member` said it is doing in `round`; on the same cache line as the round itself, so that reading it is free.
     /// Four rounds are kept: nobody gets further ahead of a rank that still looks.
     pub(crate) fn signature(&self, member: usize, round: u32) -> &AtomicU64 {
-        let offset = self.member_offset(member) + Word::Published.offset() + 8 + 8 * (round as usize % 4);
+        let offset = self.member_offset(member) + ControlWord::Published.offset() + 8 + 8 * (round as usize % 4);
         // SAFETY: aligned to 8, inside the control page, and only ever accessed atomically.
         unsafe { AtomicU64::from_ptr(self.at(offset).cast()) }
     }
@@ -200,7 +200,7 @@ impl Segment {
         self.atomic(0)
     }
 
-    pub(crate) fn word(&self, member: usize, word: Word) -> &AtomicU32 {
+    pub(crate) fn word(&self, member: usize, word: ControlWord) -> &AtomicU32 {
         self.atomic(self.member_offset(member) + word.offset())
     }
 
@@ -274,7 +274,7 @@ mod tests {
             }
             starts.push((segment.area(m, 0, 4096) as usize, 4096));
             starts.push((segment.workspace(m, 0, 4096) as usize, 4096));
-            starts.push((segment.word(m, Word::Published).as_ptr() as usize, 7 * LINE));
+            starts.push((segment.word(m, ControlWord::Published).as_ptr() as usize, 7 * LINE));
         }
         starts.push((segment.poison().as_ptr() as usize, 4));
         starts.sort_unstable();
@@ -288,8 +288,8 @@ mod tests {
         let sizes = Sizes { members: 2, slot: 4096, ring: 4096, area: 0, workspace: 0 };
         let (one, fd) = Segment::create(sizes).unwrap();
         let two = Segment::attach(fd.as_fd(), sizes).unwrap();
-        one.word(1, Word::Reduced).store(7, Ordering::Release);
-        assert_eq!(two.word(1, Word::Reduced).load(Ordering::Acquire), 7);
+        one.word(1, ControlWord::Reduced).store(7, Ordering::Release);
+        assert_eq!(two.word(1, ControlWord::Reduced).load(Ordering::Acquire), 7);
         assert!(Segment::attach(fd.as_fd(), Sizes { area: 8192, ..sizes }).is_err());
     }
 

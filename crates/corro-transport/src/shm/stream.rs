@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use corro_core::Error;
 
-use super::segment::{Segment, Word};
+use super::segment::{ControlWord, Segment};
 use super::team::{Hosts, Member, has_exited, poisoned};
 use crate::ring::Ring;
 use crate::stream::{Broken, Stream};
@@ -57,7 +57,7 @@ impl RingStream {
 impl Drop for RingStream {
     fn drop(&mut self) {
         // Streams are dropped when their channel is given up: peers need not wait for the deadline to learn it.
-        self.segment.word(self.me, Word::State).store(1, Ordering::SeqCst);
+        self.segment.word(self.me, ControlWord::State).store(1, Ordering::SeqCst);
         self.ring_peer();
     }
 }
@@ -116,7 +116,7 @@ impl Stream for RingStream {
         if has_exited(&self.who) {
             return Err(Broken("its process has exited".into()));
         }
-        if self.segment.word(self.peer, Word::State).load(Ordering::SeqCst) != 0 {
+        if self.segment.word(self.peer, ControlWord::State).load(Ordering::SeqCst) != 0 {
             return Err(Broken("it has left the group".into()));
         }
         Ok(())

@@ -30,7 +30,7 @@ use corro_core::{DType, Deadline, Error, Rank, ReduceOp, Result};
 use super::counter::Counter;
 use super::peek;
 use super::pool::{Pooled, Pools};
-use super::segment::{SLOTS, Segment, Word};
+use super::segment::{ControlWord, SLOTS, Segment};
 use crate::cores;
 use crate::withdrawal::Withdrawal;
 
@@ -160,12 +160,12 @@ impl Team {
     pub(crate) fn try_peeking(&mut self, timeout: Duration) -> Result<()> {
         let probe = Box::new((self.me as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x636f_7272_6f21);
         let address = std::ptr::from_ref(&*probe) as u64;
-        self.segment.word(self.me, Word::Process).store(std::process::id(), Ordering::SeqCst);
+        self.segment.word(self.me, ControlWord::Process).store(std::process::id(), Ordering::SeqCst);
         let shown = self.show(&[address, *probe], timeout)?;
         let sees = |m: usize| {
             let [address, value] = self.shown(m, shown);
             let mut seen = [0; 8];
-            let pid = self.segment.word(m, Word::Process).load(Ordering::SeqCst);
+            let pid = self.segment.word(m, ControlWord::Process).load(Ordering::SeqCst);
             peek::read(pid, address as usize, &mut seen).is_ok() && u64::from_ne_bytes(seen) == value
         };
         let all = self.others().all(sees);
@@ -204,7 +204,7 @@ impl Team {
 
     /// Reads private memory of another member, at an address it has shown.
     pub fn peek(&self, member: usize, address: u64, into: &mut [u8]) -> Result<()> {
-        let pid = self.segment.word(member, Word::Process).load(Ordering::Relaxed);
+        let pid = self.segment.word(member, ControlWord::Process).load(Ordering::Relaxed);
         peek::read(pid, address as usize, into).map_err(|e| {
             let who = &self.members[member];
             Error::peer_lost(
@@ -282,13 +282,13 @@ impl Team {
     /// Opens the next round: its slot of this member may be filled.
     pub fn next_round(&mut self, timeout: Duration) -> Result<u32> {
         self.round = self.round.wrapping_add(1);
-        let reduced = self.segment.word(self.me, Word::Reduced).load(Ordering::Relaxed);
+        let reduced = self.segment.word(self.me, ControlWord::Reduced).load(Ordering::Relaxed);
         if self.round.wrapping_sub(reduced) > MARK_LAG {
             // Nobody waits for a round that far back any more.
-            self.mark(Word::Reduced, self.round.wrapping_sub(SLOTS as u32));
+            self.mark(ControlWord::Reduced, self.round.wrapping_sub(SLOTS as u32));
         }
         for member in self.others() {
-            self.wait(member, Word::Published, self.round.wrapping_sub(2), timeout)?;
+            self.wait(member, ControlWord::Published, self.round.wrapping_sub(2), timeout)?;
         }
         Ok(self.round)
     }
@@ -296,17 +296,17 @@ impl Team {
     /// Says that this member's slot of `round` is filled.
     pub fn publish(&self, round: u32) {
         self.segment.signature(self.me, round).store(self.signature, Ordering::Relaxed);
-        self.mark(Word::Published, round);
+        self.mark(ControlWord::Published, round);
     }
 
     /// Says that this member's part of `round` is reduced.
     pub fn mark_reduced(&self, round: u32) {
-        self.mark(Word::Reduced, round);
+        self.mark(ControlWord::Reduced, round);
     }
 
     /// Waits until `member` has published `round`.
     pub fn wait_published(&self, member: usize, round: u32, timeout: Duration) -> Result<()> {
-        self.wait(member, Word::Published, round, timeout)?;
+        self.wait(member, ControlWord::Published, round, timeout)?;
         // The wait has made visible what the member wrote before it published.
         let theirs = self.segment.signature(member, round).load(Ordering::Relaxed);
         if theirs == self.signature {
@@ -327,7 +327,7 @@ impl Team {
 
     /// Waits until `member` has reduced its part of `round`.
     pub fn wait_reduced(&self, member: usize, round: u32, timeout: Duration) -> Result<()> {
-        self.wait(member, Word::Reduced, round, timeout)
+        self.wait(member, ControlWord::Reduced, round, timeout)
     }
 
     /// Waits until all members have come here.
@@ -432,20 +432,20 @@ impl Team {
         let poison = u32::try_from(culprit).map_or(u32::MAX, |c| c.saturating_add(1));
         let _ = self.segment.poison().compare_exchange(0, poison, Ordering::SeqCst, Ordering::SeqCst);
         for member in 0..self.size() {
-            self.counter(member, Word::Published).wake();
-            self.counter(member, Word::Reduced).wake();
+            self.counter(member, ControlWord::Published).wake();
+            self.counter(member, ControlWord::Reduced).wake();
         }
     }
 
-    fn counter(&self, member: usize, word: Word) -> Counter<'_> {
+    fn counter(&self, member: usize, word: ControlWord) -> Counter<'_> {
         Counter::new(self.segment.word(member, word), self.segment.word(member, word.sleepers()))
     }
 
-    fn mark(&self, word: Word, round: u32) {
+    fn mark(&self, word: ControlWord, round: u32) {
         self.counter(self.me, word).set(round);
     }
 
-    fn wait(&self, member: usize, word: Word, round: u32, timeout: Duration) -> Result<()> {
+    fn wait(&self, member: usize, word: ControlWord, round: u32, timeout: Duration) -> Result<()> {
         let counter = self.counter(member, word);
         if counter.has_reached(round) {
             return Ok(());
@@ -471,9 +471,9 @@ impl Team {
     /// Leaves this core if a member before this one waits here too: ranks that each could have a core should.
     #[cold]
     fn part_ways(&self) {
-        let core = |m: usize| (self.segment.word(m, Word::Core).load(Ordering::Relaxed) as usize).checked_sub(1);
+        let core = |m: usize| (self.segment.word(m, ControlWord::Core).load(Ordering::Relaxed) as usize).checked_sub(1);
         let here = cores::current();
-        self.segment.word(self.me, Word::Core).store(here as u32 + 1, Ordering::Relaxed);
+        self.segment.word(self.me, ControlWord::Core).store(here as u32 + 1, Ordering::Relaxed);
         let shared = (0..self.me).any(|m| core(m) == Some(here));
         if shared && self.moved.get().is_none_or(|at| at.elapsed() > MOVE_PAUSE) {
             self.moved.set(Some(Instant::now()));
@@ -482,7 +482,7 @@ impl Team {
     }
 
     #[cold]
-    fn sleep_until(&self, member: usize, word: Word, round: u32, timeout: Duration) -> Result<()> {
+    fn sleep_until(&self, member: usize, word: ControlWord, round: u32, timeout: Duration) -> Result<()> {
         let counter = self.counter(member, word);
         let deadline = Deadline::after(timeout);
         loop {
@@ -517,7 +517,7 @@ impl Team {
         if has_exited(who) {
             return lost("its process has exited");
         }
-        if self.segment.word(member, Word::State).load(Ordering::SeqCst) != 0 {
+        if self.segment.word(member, ControlWord::State).load(Ordering::SeqCst) != 0 {
             return lost("it has left the group");
         }
         if deadline.passed() {
@@ -533,9 +533,9 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        self.segment.word(self.me, Word::State).store(1, Ordering::SeqCst);
-        self.counter(self.me, Word::Published).wake();
-        self.counter(self.me, Word::Reduced).wake();
+        self.segment.word(self.me, ControlWord::State).store(1, Ordering::SeqCst);
+        self.counter(self.me, ControlWord::Published).wake();
+        self.counter(self.me, ControlWord::Reduced).wake();
     }
 }
 

@@ -21,7 +21,7 @@ use crate::handshake::Serves;
 use crate::nic;
 use crate::secret::Secret;
 use crate::stream::Broken;
-use crate::tcp::gate::{Gate, Proven};
+use crate::tcp::acceptor::{Acceptor, Proven};
 use crate::tcp::socket::{Socket, wait};
 use crate::tcp::{listen_at, ring, wake_fd};
 use crate::tls::TlsIdentity;
@@ -56,13 +56,13 @@ impl Server {
     pub fn with_listener(listener: TcpListener, secret: &Secret, tls: bool, limits: Limits) -> Result<Self> {
         let address = listener.local_addr().map_err(|e| Error::io("asking for the store's own address", e))?;
         let tls = if tls { Some(Arc::new(TlsIdentity::new(secret)?)) } else { None };
-        let gate = Gate::new(listener, Arc::new(secret.clone()), tls, Serves::Store)?;
+        let acceptor = Acceptor::new(listener, Arc::new(secret.clone()), tls, Serves::Store)?;
         let wake = Arc::new(wake_fd()?);
         let thread = std::thread::Builder::new()
             .name("corro-store".into())
             .spawn({
                 let wake = wake.clone();
-                move || Loop::new(gate, limits).run(&wake)
+                move || Loop::new(acceptor, limits).run(&wake)
             })
             .map_err(|e| Error::io("starting the thread of the rendezvous store", e))?;
         tracing::debug!(%address, "the rendezvous store is listening");
@@ -95,7 +95,7 @@ impl Drop for Server {
 }
 
 struct Loop {
-    gate: Gate,
+    acceptor: Acceptor,
     limits: Limits,
     table: Table,
     clients: BTreeMap<ClientId, Connection>,
@@ -117,9 +117,9 @@ struct Connection {
 }
 
 impl Loop {
-    fn new(gate: Gate, limits: Limits) -> Self {
+    fn new(acceptor: Acceptor, limits: Limits) -> Self {
         Self {
-            gate,
+            acceptor,
             limits,
             table: Table::new(limits),
             clients: BTreeMap::new(),
@@ -134,8 +134,8 @@ impl Loop {
         loop {
             let now = Instant::now();
             let mut fds = vec![PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)];
-            self.gate.poll_fds(now, &mut fds);
-            let gate_end = fds.len();
+            self.acceptor.poll_fds(now, &mut fds);
+            let acceptor_end = fds.len();
             fds.extend(self.clients.values().map(|c| PollFd::from_borrowed_fd(c.socket.as_fd(), c.interest())));
             if let Err(e) = wait(&mut fds, self.timeout(now)) {
                 tracing::warn!(error = %e, "the thread of the rendezvous store");
@@ -148,14 +148,14 @@ impl Loop {
                 return;
             }
             let mut ready = std::mem::take(&mut self.unfinished);
-            let with_events = self.clients.keys().zip(&events[gate_end..]);
+            let with_events = self.clients.keys().zip(&events[acceptor_end..]);
             ready.extend(with_events.filter(|(_, e)| !e.is_empty()).map(|(id, _)| *id));
             for id in ready {
                 self.serve(id);
             }
             let now = Instant::now();
             self.drop_those_who_do_not_read(now);
-            for proven in self.gate.turn(&events[1..gate_end], now) {
+            for proven in self.acceptor.turn(&events[1..acceptor_end], now) {
                 self.admit(proven, now);
             }
         }
@@ -167,7 +167,7 @@ impl Loop {
         }
         let unread = self.clients.values().filter(|c| !c.session.output().is_empty());
         let until = unread.map(|c| (c.moved + UNREAD_TIME).saturating_duration_since(now)).min();
-        [until, self.gate.timeout(now)].into_iter().flatten().min()
+        [until, self.acceptor.timeout(now)].into_iter().flatten().min()
     }
 
     fn admit(&mut self, proven: Proven, now: Instant) {

@@ -1,7 +1,7 @@
 //! Reaching a peer that may have many addresses, some of which lead nowhere or to somebody else.
 //!
 //! All addresses are tried in parallel, a little apart; the first behind which a process *proves* that it belongs to
-//! the job wins. Owns the attempts while they run; holds nothing between calls. Waits only as long as its caller's patience lasts.
+//! the job wins. Owns the attempts while they run; holds nothing between calls. Waits only until its caller's limit.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,9 +13,9 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::socket::{PumpError, Socket, wait};
 use crate::handshake::{Client, Purpose, Side};
-use crate::patience::Patience;
 use crate::secret::Secret;
 use crate::tls::TlsIdentity;
+use crate::wait_limit::WaitLimit;
 
 /// How long an address has the field to itself before the next one is tried as well.
 const STAGGER: Duration = Duration::from_millis(75);
@@ -71,7 +71,7 @@ struct Attempt {
 }
 
 /// One address of a race.
-struct Lane {
+struct Candidate {
     address: SocketAddr,
     attempt: Option<Attempt>,
     verified: Option<Verified>,
@@ -88,13 +88,13 @@ impl Dialer {
         addresses: &[SocketAddr],
         purpose: Purpose,
         wide: bool,
-        patience: &Patience,
+        limit: &WaitLimit,
     ) -> Result<Vec<Verified>, Vec<Tried>> {
         let begin = Instant::now();
         let stagger = if wide { Duration::ZERO } else { STAGGER };
-        let mut lanes: Vec<Lane> = (0u32..)
+        let mut candidates: Vec<Candidate> = (0u32..)
             .zip(addresses)
-            .map(|(i, address)| Lane {
+            .map(|(i, address)| Candidate {
                 address: *address,
                 attempt: None,
                 verified: None,
@@ -106,54 +106,55 @@ impl Dialer {
         let mut first_proven = None;
         loop {
             let now = Instant::now();
-            Self::start_due(&mut lanes, now);
-            for lane in &mut lanes {
-                lane.expire(now);
+            Self::start_due(&mut candidates, now);
+            for candidate in &mut candidates {
+                candidate.expire(now);
             }
-            if first_proven.is_none() && lanes.iter().any(|l| l.verified.is_some()) {
+            if first_proven.is_none() && candidates.iter().any(|l| l.verified.is_some()) {
                 first_proven = Some(now);
             }
             if let Some(first) = first_proven {
-                let settled = lanes.iter().all(|l| l.verified.is_some() || l.failure.is_some());
+                let settled = candidates.iter().all(|l| l.verified.is_some() || l.failure.is_some());
                 if !wide || settled || now >= first + GRACE {
-                    return Ok(lanes.into_iter().filter_map(|l| l.verified).collect());
+                    return Ok(candidates.into_iter().filter_map(|l| l.verified).collect());
                 }
             }
             let all = |hopeless: &[Failure]| {
-                lanes.iter().all(|l| l.failure.as_ref().is_some_and(|f| hopeless.contains(&f.failure)))
+                candidates.iter().all(|l| l.failure.as_ref().is_some_and(|f| hopeless.contains(&f.failure)))
             };
             // A rank publishes its addresses once it listens there; whoever does so no more has exited.
             let exited = matches!(purpose, Purpose::Link { .. })
                 && now >= begin + EXITED
                 && all(&[Failure::NothingListens, Failure::Impostor]);
             let hopeless = exited || all(&[Failure::Impostor]);
-            if patience.is_over() || hopeless {
-                return Err(lanes.into_iter().map(Lane::into_tried).collect());
+            if limit.is_over() || hopeless {
+                return Err(candidates.into_iter().map(Candidate::into_tried).collect());
             }
-            let until = lanes.iter().filter_map(Lane::next_moment).chain(first_proven.map(|f| f + GRACE)).min();
+            let until =
+                candidates.iter().filter_map(Candidate::next_moment).chain(first_proven.map(|f| f + GRACE)).min();
             let pause = until.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
-            self.step(&mut lanes, purpose, pause.min(patience.nap()));
+            self.step(&mut candidates, purpose, pause.min(limit.nap()));
         }
     }
 
-    fn start_due(lanes: &mut [Lane], now: Instant) {
-        for i in 0..lanes.len() {
-            if lanes[i].attempt.is_some() || lanes[i].verified.is_some() || lanes[i].start_at > now {
+    fn start_due(candidates: &mut [Candidate], now: Instant) {
+        for i in 0..candidates.len() {
+            if candidates[i].attempt.is_some() || candidates[i].verified.is_some() || candidates[i].start_at > now {
                 continue;
             }
-            match begin_connect(lanes[i].address) {
-                Ok(socket) => lanes[i].attempt = Some(Attempt { stage: Stage::Connecting(socket), since: now }),
-                Err(e) => fail(lanes, i, &connect_words(&e), connect_failure(&e)),
+            match begin_connect(candidates[i].address) {
+                Ok(socket) => candidates[i].attempt = Some(Attempt { stage: Stage::Connecting(socket), since: now }),
+                Err(e) => fail(candidates, i, &connect_words(&e), connect_failure(&e)),
             }
         }
     }
 
-    /// Sleeps until something happens on a lane, and goes on with those where it did.
-    fn step(&self, lanes: &mut [Lane], purpose: Purpose, pause: Duration) {
-        let running: Vec<usize> = (0..lanes.len()).filter(|i| lanes[*i].attempt.is_some()).collect();
+    /// Sleeps until something happens on a candidate, and goes on with those where it did.
+    fn step(&self, candidates: &mut [Candidate], purpose: Purpose, pause: Duration) {
+        let running: Vec<usize> = (0..candidates.len()).filter(|i| candidates[*i].attempt.is_some()).collect();
         let mut fds: Vec<PollFd<'_>> = running
             .iter()
-            .filter_map(|i| lanes[*i].attempt.as_ref())
+            .filter_map(|i| candidates[*i].attempt.as_ref())
             .map(|a| PollFd::from_borrowed_fd(a.fd(), a.interest()))
             .collect();
         if let Err(e) = wait(&mut fds, Some(pause)) {
@@ -163,15 +164,15 @@ impl Dialer {
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
-        for (lane, ready) in running.into_iter().zip(ready) {
+        for (candidate, ready) in running.into_iter().zip(ready) {
             if !ready {
                 continue;
             }
-            let Some(attempt) = lanes[lane].attempt.take() else { continue };
-            match self.advance(attempt, lanes[lane].address, purpose) {
-                Ok(Progress::Waits(attempt)) => lanes[lane].attempt = Some(attempt),
-                Ok(Progress::Verified(verified)) => lanes[lane].verified = Some(verified),
-                Err(tried) => fail(lanes, lane, &tried.reason, tried.failure),
+            let Some(attempt) = candidates[candidate].attempt.take() else { continue };
+            match self.advance(attempt, candidates[candidate].address, purpose) {
+                Ok(Progress::Waits(attempt)) => candidates[candidate].attempt = Some(attempt),
+                Ok(Progress::Verified(verified)) => candidates[candidate].verified = Some(verified),
+                Err(tried) => fail(candidates, candidate, &tried.reason, tried.failure),
             }
         }
     }
@@ -234,8 +235,8 @@ impl Attempt {
     }
 }
 
-impl Lane {
-    /// When this lane needs attention even if nothing happens on its socket.
+impl Candidate {
+    /// When this candidate needs attention even if nothing happens on its socket.
     fn next_moment(&self) -> Option<Instant> {
         match (&self.attempt, &self.verified) {
             (_, Some(_)) => None,
@@ -264,17 +265,19 @@ impl Lane {
     }
 }
 
-/// Notes a failure; the lane tries again later, and the next one that has not started yet does so now.
-fn fail(lanes: &mut [Lane], index: usize, reason: &str, failure: Failure) {
+/// Notes a failure; the candidate tries again later, and the next one that has not started yet does so now.
+fn fail(candidates: &mut [Candidate], index: usize, reason: &str, failure: Failure) {
     let now = Instant::now();
-    let lane = &mut lanes[index];
-    if failure == Failure::Impostor && lane.failure.as_ref().is_none_or(|f| f.failure != failure) {
-        tracing::warn!(address = %lane.address, reason, "an address of a peer leads to somebody else");
+    let candidate = &mut candidates[index];
+    if failure == Failure::Impostor && candidate.failure.as_ref().is_none_or(|f| f.failure != failure) {
+        tracing::warn!(address = %candidate.address, reason, "an address of a peer leads to somebody else");
     }
-    lane.failure = Some(Tried { address: lane.address, reason: reason.into(), failure });
-    lane.start_at = now + lane.pause;
-    lane.pause = (lane.pause * 2).min(RETRY.1);
-    if let Some(next) = lanes.iter_mut().find(|l| l.attempt.is_none() && l.verified.is_none() && l.failure.is_none()) {
+    candidate.failure = Some(Tried { address: candidate.address, reason: reason.into(), failure });
+    candidate.start_at = now + candidate.pause;
+    candidate.pause = (candidate.pause * 2).min(RETRY.1);
+    if let Some(next) =
+        candidates.iter_mut().find(|l| l.attempt.is_none() && l.verified.is_none() && l.failure.is_none())
+    {
         next.start_at = next.start_at.min(now);
     }
 }
@@ -286,7 +289,7 @@ impl Verified {
     }
 
     /// Sends our proof and waits until the server has taken the connection.
-    pub(crate) fn complete(mut self, patience: &Patience) -> Result<Socket, Tried> {
+    pub(crate) fn complete(mut self, limit: &WaitLimit) -> Result<Socket, Tried> {
         let address = self.address;
         let tried = |reason: String| Tried { address, reason, failure: Failure::MayPass };
         let Some((mut socket, mut client)) = self.connection.take() else {
@@ -298,13 +301,13 @@ impl Verified {
             if client.is_accepted() {
                 return Ok(socket);
             }
-            if patience.is_over() {
-                let granted = patience.deadline().granted();
+            if limit.is_over() {
+                let granted = limit.deadline().granted();
                 return Err(tried(format!("it did not take the connection within {granted:?}")));
             }
             let interest = socket.interest(!client.output().is_empty());
             let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), interest)];
-            wait(&mut fds, Some(patience.nap())).map_err(|e| tried(e.to_string()))?;
+            wait(&mut fds, Some(limit.nap())).map_err(|e| tried(e.to_string()))?;
         }
     }
 }

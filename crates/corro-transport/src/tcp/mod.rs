@@ -2,19 +2,19 @@
 //!
 //! [`Endpoint`] is a rank's presence on the network: one listening port, one thread that lets those who dial it prove
 //! themselves, and the way to dial others. It owns connections until they are handed out as [`Stream`]s; after that
-//! it knows nothing of them. It never moves the job's data, and nobody without the job's secret gets past `gate`.
+//! it knows nothing of them. It never moves the job's data, and nobody without the job's secret gets past `acceptor`.
 //!
 //! | part | does |
 //! | --- | --- |
-//! | `gate` | accepts connections, runs their handshakes, turns strangers away |
+//! | `acceptor` | accepts connections, runs their handshakes, turns strangers away |
 //! | `registry` | keeps proven connections until they are claimed |
 //! | `dial` | tries a peer's addresses, keeps the first that proves itself |
 //! | `socket` | one connection: options, errors in words, plain or TLS |
 //! | `health` | whether a silent host is still there |
 //! | `refusals` | what is logged about strangers, and how often |
 
+pub(crate) mod acceptor;
 pub(crate) mod dial;
-pub(crate) mod gate;
 pub(crate) mod health;
 pub(crate) mod refusals;
 mod registry;
@@ -32,17 +32,17 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 pub use self::socket::TcpStream;
 
+use self::acceptor::Acceptor;
 use self::dial::{Dialer, Tried, Verified};
-use self::gate::Gate;
 use self::refusals::Refusals;
 use self::registry::{Key, Registry};
 use self::socket::wait;
 use crate::handshake::{MAX_STREAMS, Purpose, Serves};
 use crate::nic::{self, NicAddress};
-use crate::patience::Patience;
 use crate::secret::Secret;
 use crate::stream::Stream;
 use crate::tls::TlsIdentity;
+use crate::wait_limit::WaitLimit;
 
 /// What an [`Endpoint`] is made from.
 #[derive(Clone, Debug)]
@@ -78,7 +78,7 @@ pub struct Endpoint {
     /// Per peer, the addresses that worked, one for each of our network cards.
     working: Mutex<HashMap<Rank, Vec<SocketAddr>>>,
     wake: Arc<OwnedFd>,
-    acceptor: Option<JoinHandle<()>>,
+    accepting: Option<JoinHandle<()>>,
 }
 
 impl Endpoint {
@@ -90,15 +90,15 @@ impl Endpoint {
         let addresses = nic::with_port(&nics, port, v6);
         let tls = if config.tls { Some(Arc::new(TlsIdentity::new(&config.secret)?)) } else { None };
         let secret = Arc::new(config.secret);
-        let gate = Gate::new(listener, secret.clone(), tls.clone(), Serves::Rank(config.rank))?;
-        let refusals = gate.refusals();
+        let acceptor = Acceptor::new(listener, secret.clone(), tls.clone(), Serves::Rank(config.rank))?;
+        let refusals = acceptor.refusals();
         let registry = Arc::new(Registry::default());
         let wake = Arc::new(wake_fd()?);
-        let acceptor = std::thread::Builder::new()
+        let accepting = std::thread::Builder::new()
             .name("corro-accept".into())
             .spawn({
                 let (registry, wake) = (registry.clone(), wake.clone());
-                move || accept_until_woken(gate, &registry, &wake)
+                move || accept_until_woken(acceptor, &registry, &wake)
             })
             .map_err(|e| Error::io("starting the thread that accepts connections", e))?;
         tracing::debug!(rank = config.rank, port, tls = config.tls, ?addresses, "listening");
@@ -110,7 +110,7 @@ impl Endpoint {
             refusals,
             working: Mutex::default(),
             wake,
-            acceptor: Some(acceptor),
+            accepting: Some(accepting),
         })
     }
 
@@ -120,18 +120,18 @@ impl Endpoint {
     }
 
     /// Dials `peer`, which must call [`Endpoint::accept`] for us, and opens `streams` connections to it. They are spread
-    /// over all network cards that lead there. Goes on as long as the patience lasts: the peer may start later than we do.
+    /// over all network cards that lead there. Goes on until the limit: the peer may start later than we do.
     pub fn connect(
         &self,
         peer: &PeerAddress,
         group: GroupId,
         streams: usize,
-        patience: impl Into<Patience>,
+        limit: impl Into<WaitLimit>,
     ) -> Result<Vec<Box<dyn Stream>>> {
         check_streams(streams)?;
-        let patience = patience.into();
-        let lost = |tried: &[Tried]| match patience.check() {
-            Ok(()) => unreachable(peer, tried, patience.deadline()),
+        let limit = limit.into();
+        let lost = |tried: &[Tried]| match limit.check() {
+            Ok(()) => unreachable(peer, tried, limit.deadline()),
             Err(called_off) => called_off,
         };
         let mut working = self.recall(peer);
@@ -143,19 +143,19 @@ impl Endpoint {
             let order = order(&peer.addresses, &working, index);
             // Only the first dial to a peer looks for all ways that lead there; later ones know them.
             let wide = working.is_empty() && streams > 1;
-            let proven = self.dialer.race(&order, purpose, wide, &patience).map_err(|t| lost(&t))?;
+            let proven = self.dialer.race(&order, purpose, wide, &limit).map_err(|t| lost(&t))?;
             if working.is_empty() {
                 working = one_per_card(&proven);
                 self.remember(peer, &working);
             }
             let Some(first) = proven.into_iter().next() else { continue };
             let address = first.address;
-            match first.complete(&patience) {
+            match first.complete(&limit) {
                 Ok(socket) => {
                     tracing::info!(rank = peer.rank, host = peer.host, %address, stream = index, %group, "connected");
                     done.push(socket.into_stream());
                 }
-                Err(tried) if patience.is_over() => return Err(lost(&[tried])),
+                Err(tried) if limit.is_over() => return Err(lost(&[tried])),
                 Err(tried) => {
                     tracing::debug!(rank = peer.rank, %address, reason = tried.reason, "dialling again");
                     working.retain(|a| *a != address);
@@ -172,16 +172,16 @@ impl Endpoint {
         peer: &PeerAddress,
         group: GroupId,
         streams: usize,
-        patience: impl Into<Patience>,
+        limit: impl Into<WaitLimit>,
     ) -> Result<Vec<Box<dyn Stream>>> {
         check_streams(streams)?;
-        let patience = patience.into();
-        let claimed = self.registry.claim(peer.rank, group, streams, &patience).map_err(|unclaimed| {
-            if let Err(called_off) = patience.check() {
+        let limit = limit.into();
+        let claimed = self.registry.claim(peer.rank, group, streams, &limit).map_err(|unclaimed| {
+            if let Err(called_off) = limit.check() {
                 return called_off;
             }
             let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-            unclaimed.into_error(peer.rank, &peer.host, streams, patience.deadline(), refusals.recent(Instant::now()))
+            unclaimed.into_error(peer.rank, &peer.host, streams, limit.deadline(), refusals.recent(Instant::now()))
         })?;
         tracing::info!(rank = peer.rank, host = peer.host, remote = ?claimed.first().map(|(_, r)| r), streams, %group,
             "accepted");
@@ -209,8 +209,8 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         ring(&self.wake);
         self.registry.close();
-        if let Some(acceptor) = self.acceptor.take()
-            && acceptor.join().is_err()
+        if let Some(accepting) = self.accepting.take()
+            && accepting.join().is_err()
         {
             tracing::error!("the thread that accepts connections has panicked; please report it");
         }
@@ -223,12 +223,12 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-fn accept_until_woken(mut gate: Gate, registry: &Registry, wake: &OwnedFd) {
+fn accept_until_woken(mut acceptor: Acceptor, registry: &Registry, wake: &OwnedFd) {
     loop {
         let now = Instant::now();
         let mut fds = vec![PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)];
-        gate.poll_fds(now, &mut fds);
-        if let Err(e) = wait(&mut fds, gate.timeout(now)) {
+        acceptor.poll_fds(now, &mut fds);
+        if let Err(e) = wait(&mut fds, acceptor.timeout(now)) {
             tracing::warn!(error = %e, "the thread that accepts connections");
             std::thread::sleep(Duration::from_millis(100));
             continue;
@@ -238,8 +238,8 @@ fn accept_until_woken(mut gate: Gate, registry: &Registry, wake: &OwnedFd) {
         if !events[0].is_empty() {
             return;
         }
-        for proven in gate.turn(&events[1..], Instant::now()) {
-            // The gate lets only links to this rank pass.
+        for proven in acceptor.turn(&events[1..], Instant::now()) {
+            // The acceptor lets only links to this rank pass.
             if let Purpose::Link { from, group, index, count, .. } = proven.purpose {
                 registry.park(Key { from, group, index }, count, proven);
             }
@@ -333,7 +333,7 @@ fn unreachable(peer: &PeerAddress, tried: &[Tried], deadline: Deadline) -> Error
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::patience::GivenUp;
+    use crate::wait_limit::GivenUp;
     use crate::withdrawal::Withdrawal;
 
     fn at(text: &str) -> SocketAddr {
@@ -352,10 +352,10 @@ mod tests {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = |rank| PeerAddress { rank, host: "node".into(), addresses: vec![silent.local_addr().unwrap()] };
         let (withdrawal, given_up) = (Withdrawal::default(), GivenUp::default());
-        let patience = || Patience::new(Duration::ZERO, &withdrawal, &given_up);
+        let wait_limit = || WaitLimit::new(Duration::ZERO, &withdrawal, &given_up);
         std::thread::scope(|scope| {
-            let dials = scope.spawn(|| one.connect(&peer(0), GroupId(1), 1, patience()).map(drop));
-            let accepts = scope.spawn(|| one.accept(&peer(2), GroupId(1), 1, patience()).map(drop));
+            let dials = scope.spawn(|| one.connect(&peer(0), GroupId(1), 1, wait_limit()).map(drop));
+            let accepts = scope.spawn(|| one.accept(&peer(2), GroupId(1), 1, wait_limit()).map(drop));
             std::thread::sleep(Duration::from_millis(20));
             given_up.set(reason.clone());
             assert_eq!((dials.join().unwrap(), accepts.join().unwrap()), (Err(reason.clone()), Err(reason)));

@@ -8,9 +8,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use corro_core::{Deadline, Error, GroupId, Rank, Result};
 
-use super::gate::Proven;
+use super::acceptor::Proven;
 use super::socket::Socket;
-use crate::patience::Patience;
+use crate::wait_limit::WaitLimit;
 
 /// How many connections may wait; far beyond what an honest job leaves unclaimed.
 const PLACES: usize = 16 * 1024;
@@ -25,12 +25,12 @@ pub(crate) struct Key {
 
 #[derive(Default)]
 pub(crate) struct Registry {
-    state: Mutex<State>,
+    state: Mutex<Connections>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct Connections {
     parked: BTreeMap<Key, Parked>,
     arrivals: u64,
     closed: bool,
@@ -86,7 +86,7 @@ impl Registry {
         from: Rank,
         group: GroupId,
         streams: usize,
-        patience: &Patience,
+        limit: &WaitLimit,
     ) -> Result<Vec<(Socket, SocketAddr)>, Unclaimed> {
         let key = |index: usize| Key { from, group, index: index as u32 };
         let mut state = self.lock();
@@ -109,10 +109,10 @@ impl Registry {
                 let taken = (0..streams).filter_map(|i| state.parked.remove(&key(i)));
                 return Ok(taken.map(|p| (p.socket, p.remote)).collect());
             }
-            if patience.is_over() {
+            if limit.is_over() {
                 return Err(Unclaimed::Late { arrived });
             }
-            state = self.changed.wait_timeout(state, patience.nap()).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, limit.nap()).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -131,7 +131,7 @@ impl Registry {
     }
 
     // A panic elsewhere leaves the map whole: every change to it is one call.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Connections> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -94,7 +94,7 @@ impl Driver<'_> {
             interfaces: job.interfaces.clone(),
             settings: job.variables.clone(),
         };
-        let driver = self.reachable(at, self.desk.addresses()?)?;
+        let driver = self.reachable(at, self.messages.addresses()?)?;
         for worker in std::mem::take(&mut self.agents[at].waiting) {
             let own = variables::of_worker(&common, worker, &driver, &self.agents[at].host);
             self.agents[at].process.order(&Order::Launch { rank: worker as usize, own })?;

@@ -1,5 +1,5 @@
-//! The word that rank 0 leaves for the others where no launcher of ours is there to pass it: a file, readable by the
-//! user only, that says where the store is and what the secret is. It is there only while ranks join.
+//! How ranks find rank 0 where no launcher of ours tells them: rank 0 writes a file, readable by the user only, that says
+//! where the store is and what the secret is. It is there only while ranks join.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -15,26 +15,26 @@ use super::AGAIN;
 use crate::secret::{SECRET_BYTES, Secret};
 use crate::store;
 
-/// The longest word that is believed.
+/// The longest file that is believed.
 const MAX_BYTES: usize = 64 * 1024;
 /// How long a store that was named may take to answer, before the file is read again: it may be an old one.
 const ONE_TRY: Duration = Duration::from_secs(1);
 
 /// What the file says.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Word {
+pub(super) struct MeetingPoint {
     addresses: Vec<SocketAddr>,
     secret: [u8; SECRET_BYTES],
 }
 
-impl Word {
+impl MeetingPoint {
     /// Where, and the secret.
     pub(super) fn new(addresses: Vec<SocketAddr>, secret: &Secret) -> Self {
         Self { addresses, secret: secret.to_bytes() }
     }
 }
 
-/// Where words are left. Made if it is not there, and refused if others could write to it.
+/// Where the files are. Made if it is not there, and refused if others could write to it.
 pub(super) fn directory(one_host: bool) -> Result<PathBuf> {
     let chosen = config::MEET_DIR.value().map(PathBuf::from);
     let of_this_host = || match config::foreign("XDG_RUNTIME_DIR") {
@@ -71,50 +71,50 @@ pub(super) fn file_name(job: &str) -> String {
     format!("{text}-{:02x}{:02x}{:02x}{:02x}", tag[0], tag[1], tag[2], tag[3])
 }
 
-/// A word that was left; removed when dropped.
-pub(super) struct Left(PathBuf);
+/// A file that was written; removed when dropped.
+pub(super) struct Written(PathBuf);
 
-impl Drop for Left {
+impl Drop for Written {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Leaves word at `path`, whole or not at all.
-pub(super) fn leave(path: &Path, word: &Word) -> Result<Left> {
-    let doing = |e| Error::io(format!("leaving word for the other ranks at {}", path.display()), e);
+/// Writes the file at `path`, whole or not at all.
+pub(super) fn write(path: &Path, point: &MeetingPoint) -> Result<Written> {
+    let doing = |e| Error::io(format!("telling the other ranks by {} where to meet", path.display()), e);
     let draft = path.with_extension(format!("draft-{}", std::process::id()));
     let write = || -> std::io::Result<()> {
         let _ = std::fs::remove_file(&draft);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-        file.write_all(&codec::encode(word).map_err(|e| std::io::Error::other(e.to_string()))?)?;
+        file.write_all(&codec::encode(point).map_err(|e| std::io::Error::other(e.to_string()))?)?;
         std::fs::rename(&draft, path)
     };
     write().map_err(|e| {
         let _ = std::fs::remove_file(&draft);
         doing(e)
     })?;
-    Ok(Left(path.to_owned()))
+    Ok(Written(path.to_owned()))
 }
 
-/// Waits for word at `path`, and follows it to the store.
+/// Waits for the file at `path`, and goes to the store it names.
 pub(super) fn follow(path: &Path, tls: bool, deadline: Deadline) -> Result<(store::Client, Secret)> {
     loop {
         let tried = match read(path) {
-            Ok(Some(word)) => {
-                let secret = Secret::from_bytes(word.secret);
+            Ok(Some(point)) => {
+                let secret = Secret::from_bytes(point.secret);
                 let one_try = deadline.left().map_or(ONE_TRY, |left| left.min(ONE_TRY)).max(Duration::from_millis(1));
-                match store::Client::connect(&word.addresses, &secret, tls, Deadline::after(one_try)) {
+                match store::Client::connect(&point.addresses, &secret, tls, Deadline::after(one_try)) {
                     Ok(client) => return Ok((client, secret)),
                     Err(e) => e.to_string(),
                 }
             }
-            Ok(None) => "it has left no word".into(),
+            Ok(None) => "rank 0 has not written it".into(),
             Err(e) => e.to_string(),
         };
         if deadline.passed() {
             return Err(Error::io(
-                format!("waiting for rank 0's word at {}", path.display()),
+                format!("waiting for rank 0 to say by {} where to meet", path.display()),
                 format!(
                     "{tried} within {:?}. Has rank 0 started? Ranks on several hosts must share this directory \
                      (CORRO_MEET_DIR); where they share none, start the job with `corro run`, or set CORRO_SECRET, \
@@ -127,7 +127,7 @@ pub(super) fn follow(path: &Path, tls: bool, deadline: Deadline) -> Result<(stor
     }
 }
 
-fn read(path: &Path) -> Result<Option<Word>> {
+fn read(path: &Path) -> Result<Option<MeetingPoint>> {
     let doing = || format!("reading {}", path.display());
     let file = match File::open(path) {
         Ok(file) => file,
@@ -144,10 +144,10 @@ fn read(path: &Path) -> Result<Option<Word>> {
 }
 
 /// What the bytes of such a file say.
-pub(super) fn parse(bytes: &[u8]) -> Result<Word> {
+pub(super) fn parse(bytes: &[u8]) -> Result<MeetingPoint> {
     match codec::take(bytes, MAX_BYTES)? {
-        Some((word, used)) if used == bytes.len() => Ok(word),
-        _ => Err(Error::Malformed("not a whole word".into())),
+        Some((point, used)) if used == bytes.len() => Ok(point),
+        _ => Err(Error::Malformed("not a whole meeting file".into())),
     }
 }
 
@@ -157,19 +157,19 @@ mod tests {
 
     #[test]
     fn only_the_user_can_read_it_and_it_goes_away() {
-        let path = std::env::temp_dir().join(format!("corro-word-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("corro-meeting-{}", std::process::id()));
         let secret = Secret::from_bytes([7; 32]);
-        let left = leave(&path, &Word::new(vec!["127.0.0.1:1".parse().unwrap()], &secret)).unwrap();
+        let written = write(&path, &MeetingPoint::new(vec!["127.0.0.1:1".parse().unwrap()], &secret)).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let word = read(&path).unwrap().unwrap();
-        assert_eq!((word.addresses.len(), word.secret), (1, [7; 32]));
-        drop(left);
+        let point = read(&path).unwrap().unwrap();
+        assert_eq!((point.addresses.len(), point.secret), (1, [7; 32]));
+        drop(written);
         assert!(read(&path).unwrap().is_none());
     }
 
     #[test]
     fn waiting_in_vain_says_what_to_do() {
-        let path = std::env::temp_dir().join("corro-no-such-word");
+        let path = std::env::temp_dir().join("corro-no-such-meeting");
         let error = follow(&path, false, Deadline::after(Duration::from_millis(30))).err().unwrap().to_string();
         assert!(error.contains("corro run") && error.contains("CORRO_SECRET"), "{error}");
     }

@@ -51,19 +51,19 @@ impl GivenUp {
 
 /// See the module. A [`Deadline`] alone is one, too.
 #[derive(Clone, Debug)]
-pub struct Patience {
+pub struct WaitLimit {
     deadline: Deadline,
     withdrawal: Withdrawal,
     given_up: GivenUp,
 }
 
-impl From<Deadline> for Patience {
+impl From<Deadline> for WaitLimit {
     fn from(deadline: Deadline) -> Self {
         Self { deadline, withdrawal: Withdrawal::default(), given_up: GivenUp::default() }
     }
 }
 
-impl Patience {
+impl WaitLimit {
     pub(crate) fn new(time: Duration, withdrawal: &Withdrawal, given_up: &GivenUp) -> Self {
         Self { deadline: Deadline::after(time), withdrawal: withdrawal.clone(), given_up: given_up.clone() }
     }
@@ -105,15 +105,15 @@ mod tests {
     #[test]
     fn the_reason_goes_before_a_withdrawal_and_the_first_reason_stays() {
         let (withdrawal, given_up) = (Withdrawal::default(), GivenUp::default());
-        let patience = Patience::new(Duration::ZERO, &withdrawal, &given_up);
-        assert!(!patience.is_over() && patience.nap() == LOOK_UP);
+        let limit = WaitLimit::new(Duration::ZERO, &withdrawal, &given_up);
+        assert!(!limit.is_over() && limit.nap() == LOOK_UP);
         withdrawal.set();
-        assert_eq!(patience.check(), Err(Error::Withdrawn));
+        assert_eq!(limit.check(), Err(Error::Withdrawn));
         let reason = Error::peer_lost(3, "node7", "it has exited");
         given_up.set(reason.clone());
         given_up.set(Error::Bug("later".into()));
-        assert_eq!(patience.check(), Err(reason));
-        assert!(patience.is_over());
+        assert_eq!(limit.check(), Err(reason));
+        assert!(limit.is_over());
     }
 
     #[test]

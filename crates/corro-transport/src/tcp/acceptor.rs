@@ -45,7 +45,7 @@ impl Proven {
     }
 }
 
-pub(crate) struct Gate {
+pub(crate) struct Acceptor {
     listener: TcpListener,
     secret: Arc<Secret>,
     tls: Option<Arc<TlsIdentity>>,
@@ -74,7 +74,7 @@ enum Fate {
     Refused(String),
 }
 
-impl Gate {
+impl Acceptor {
     pub(crate) fn new(
         listener: TcpListener,
         secret: Arc<Secret>,
@@ -92,7 +92,7 @@ impl Gate {
         self.refusals.clone()
     }
 
-    /// Adds what to poll. The same number of answers must be given to [`Gate::turn`].
+    /// Adds what to poll. The same number of answers must be given to [`Acceptor::turn`].
     pub(crate) fn poll_fds<'a>(&'a self, now: Instant, fds: &mut Vec<PollFd<'a>>) {
         let listening = if self.may_accept(now) { PollFlags::IN } else { PollFlags::empty() };
         fds.push(PollFd::from_borrowed_fd(self.listener.as_fd(), listening));
@@ -114,7 +114,7 @@ impl Gate {
         at.into_iter().flatten().min().map(|at| at.saturating_duration_since(now))
     }
 
-    /// Goes on with every connection that has something; `events` are the answers to [`Gate::poll_fds`].
+    /// Goes on with every connection that has something; `events` are the answers to [`Acceptor::poll_fds`].
     pub(crate) fn turn(&mut self, events: &[PollFlags], now: Instant) -> Vec<Proven> {
         let mut proven = Vec::new();
         let (listening, handshakes) = events.split_first().map_or((PollFlags::empty(), events), |(l, h)| (*l, h));

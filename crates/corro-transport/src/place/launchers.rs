@@ -7,7 +7,7 @@ use corro_core::{Error, Rank, Result, config};
 
 /// What was found.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct Identity {
     pub(super) rank: Rank,
     pub(super) size: usize,
     /// The variable that says so, for errors.
@@ -20,7 +20,7 @@ pub(super) struct Found {
     pub(super) master: Option<(String, u16)>,
 }
 
-impl Found {
+impl Identity {
     /// Something else is needed.
     pub(super) fn lacks(&self, what: &str, advice: &str) -> Error {
         Error::Usage(format!(
@@ -40,7 +40,7 @@ pub(super) fn read(name: &str) -> Option<String> {
 type Get<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// What the variables say; `None`: nothing.
-pub(super) fn find(get: Get<'_>) -> Result<Option<Found>> {
+pub(super) fn find(get: Get<'_>) -> Result<Option<Identity>> {
     let Some((by, rank, size, local_size)) = rank_and_size(get)? else { return Ok(None) };
     if rank >= size {
         return Err(Error::Usage(format!("{by} is {rank}, but the job has {size} ranks only")));
@@ -54,12 +54,12 @@ pub(super) fn find(get: Get<'_>) -> Result<Option<Found>> {
     let port = number(get, "MASTER_PORT")?.and_then(|p| u16::try_from(p).ok());
     let master = get("MASTER_ADDR").zip(port);
     let job = job_name(get, by, one_host == Some(true), master.as_ref());
-    Ok(Some(Found { rank, size, by, one_host, job, master }))
+    Ok(Some(Identity { rank, size, by, one_host, job, master }))
 }
 
-type Place = (&'static str, Rank, usize, Option<usize>);
+type RankAndSize = (&'static str, Rank, usize, Option<usize>);
 
-fn rank_and_size(get: Get<'_>) -> Result<Option<Place>> {
+fn rank_and_size(get: Get<'_>) -> Result<Option<RankAndSize>> {
     let inner_torchrun = get("TORCHELASTIC_RUN_ID").is_some();
     let torchrun = ("RANK", "WORLD_SIZE", Some("LOCAL_WORLD_SIZE"));
     let strict = [
@@ -160,7 +160,7 @@ fn common_ancestor() -> Option<String> {
 mod tests {
     use super::*;
 
-    fn look(pairs: &[(&str, &str)]) -> Result<Option<Found>> {
+    fn look(pairs: &[(&str, &str)]) -> Result<Option<Identity>> {
         find(&|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
     }
 
@@ -187,7 +187,7 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
             ("PMIX_NAMESPACE", "prterun-1@1"),
         ];
-        let job = |found: &Found| found.job.clone().unwrap_or_default();
+        let job = |found: &Identity| found.job.clone().unwrap_or_default();
         let all = |groups: &[&[(&'static str, &'static str)]]| groups.concat();
         for (name, given, want) in [
             (

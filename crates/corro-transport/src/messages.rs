@@ -1,9 +1,9 @@
 //! Many processes of a job talking to one of them, by messages, both ways and at any time.
 //!
-//! [`Desk`] is the one: one thread that hands every message to a function of its owner's. [`Line`] is the other end.
-//! What messages mean is the owner's business; here they are authenticated, length-capped and decoded. A visitor that
-//! sends nonsense, or does not read, is sent away, and nobody else notices. (The rendezvous store answers questions; a desk
-//! can also speak first, and tells when a visitor has gone.)
+//! [`MessageServer`] is the one: one thread that hands every message to a function of its owner's. [`MessageClient`] is
+//! the other end. What messages mean is the owner's business; here they are authenticated, length-capped and decoded. A
+//! client that sends nonsense, or does not read, is sent away, and nobody else notices. (The rendezvous store answers
+//! questions; this server can also speak first, and tells when a client has gone.)
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -23,98 +23,101 @@ use crate::handshake::{Purpose, Serves};
 use crate::nic;
 use crate::secret::Secret;
 use crate::stream::{Broken, Stream};
+use crate::tcp::acceptor::Acceptor;
 use crate::tcp::dial::{self, Dialer};
-use crate::tcp::gate::Gate;
 use crate::tcp::socket::{Socket, wait};
 use crate::tcp::{listen_at, ring, wake_fd};
 use crate::tls::TlsIdentity;
 
-/// How long a visitor may leave what it was told unread.
+/// How long a client may leave what it was told unread.
 const UNREAD_TIME: Duration = Duration::from_secs(30);
-/// How much may wait to be read by one visitor.
+/// How much may wait to be read by one client.
 const UNREAD_BYTES: usize = 256 << 20;
-/// How many visitors at once.
-const VISITORS: usize = 64 * 1024;
+/// How many connections at once.
+const CONNECTIONS: usize = 64 * 1024;
 const READ_BYTES: usize = 64 * 1024;
 
-/// One connection of a visitor; never used for another.
-pub type VisitorId = u64;
+/// One connection of a client; never used for another.
+pub type ConnectionId = u64;
 
-/// What a desk hears.
+/// What a server hears.
 #[derive(Debug)]
-pub enum Heard<T> {
+pub enum MessageEvent<T> {
     /// A process that has the job's secret has come.
-    Came(VisitorId),
+    Connected(ConnectionId),
     /// It says this.
-    Said(VisitorId, T),
+    Received(ConnectionId, T),
     /// Its connection has ended, for this reason.
-    Gone(VisitorId, String),
+    Disconnected(ConnectionId, String),
 }
 
 enum Order {
-    Tell(VisitorId, Vec<u8>),
-    Close(VisitorId),
+    Tell(ConnectionId, Vec<u8>),
+    Close(ConnectionId),
     Stop,
 }
 
-/// A desk that is open. Closed when dropped.
-pub struct Desk {
+/// A server that is open. Closed when dropped.
+pub struct MessageServer {
+    name: &'static str,
     address: SocketAddr,
     wake: Arc<OwnedFd>,
     orders: Mutex<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Desk {
+impl MessageServer {
     /// Listens at `bind` (port 0: any free one). Whatever those who prove `secret` say, in at most `cap` bytes, is given to
-    /// `hear`, in a thread of the desk's own.
+    /// `hear`, in a thread of the server's own. `name` says in messages who listens.
     pub fn open<T: DeserializeOwned + 'static>(
+        name: &'static str,
         bind: SocketAddr,
         secret: &Secret,
         tls: bool,
         cap: usize,
-        hear: impl FnMut(Heard<T>) + Send + 'static,
+        hear: impl FnMut(MessageEvent<T>) + Send + 'static,
     ) -> Result<Self> {
-        let failed = |e| Error::io(format!("opening {bind} for an elastic job's driver"), e);
+        let failed = |e| Error::io(format!("opening {bind} for {name}"), e);
         let listener = listen_at(bind).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let tls = if tls { Some(Arc::new(TlsIdentity::new(secret)?)) } else { None };
-        let gate = Gate::new(listener, Arc::new(secret.clone()), tls, Serves::Desk)?;
+        let acceptor = Acceptor::new(listener, Arc::new(secret.clone()), tls, Serves::Messages)?;
         let wake = Arc::new(wake_fd()?);
         let (sender, orders) = channel();
         let serve = {
             let wake = Arc::clone(&wake);
             move || {
                 let scratch = vec![0; READ_BYTES].into_boxed_slice();
-                let loop_ = Loop { gate, cap, hear, visitors: BTreeMap::new(), next: 0, scratch, said: PhantomData };
+                let connections = BTreeMap::new();
+                let loop_ = Loop { name, acceptor, cap, hear, connections, next: 0, scratch, said: PhantomData };
                 loop_.run(&wake, &orders);
             }
         };
         let thread = std::thread::Builder::new()
-            .name("corro-desk".into())
+            .name("corro-messages".into())
             .spawn(serve)
-            .map_err(|e| Error::io("starting the thread of an elastic job's driver", e))?;
-        Ok(Self { address, wake, orders: Mutex::new(sender), thread: Some(thread) })
+            .map_err(|e| Error::io(format!("starting the thread of {name}"), e))?;
+        Ok(Self { name, address, wake, orders: Mutex::new(sender), thread: Some(thread) })
     }
 
-    /// Tells a visitor something. One that has gone hears nothing.
-    pub fn tell<T: Serialize>(&self, visitor: VisitorId, message: &T) -> Result<()> {
+    /// Tells a client something. One that has gone hears nothing.
+    pub fn tell<T: Serialize>(&self, connection: ConnectionId, message: &T) -> Result<()> {
         let bytes = codec::encode(message)?;
-        self.order(Order::Tell(visitor, bytes));
+        self.order(Order::Tell(connection, bytes));
         Ok(())
     }
 
-    /// Ends a visitor's connection. It is not heard of any more.
-    pub fn close(&self, visitor: VisitorId) {
-        self.order(Order::Close(visitor));
+    /// Ends a client's connection. It is not heard of any more.
+    pub fn close(&self, connection: ConnectionId) {
+        self.order(Order::Close(connection));
     }
 
-    /// Where it listens. The address may be the unspecified one; see [`Desk::addresses`].
+    /// Where it listens. The address may be the unspecified one; see [`MessageServer::addresses`].
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where visitors can reach it, most promising first, loopback last.
+    /// Where clients can reach it, most promising first, loopback last.
     pub fn addresses(&self) -> Result<Vec<SocketAddr>> {
         if !self.address.ip().is_unspecified() {
             return Ok(vec![self.address]);
@@ -128,24 +131,24 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for MessageServer {
     fn drop(&mut self) {
         self.order(Order::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread of an elastic job's driver has panicked; please report it");
+            tracing::error!("the thread of {} has panicked; please report it", self.name);
         }
     }
 }
 
-impl std::fmt::Debug for Desk {
+impl std::fmt::Debug for MessageServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Desk").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("MessageServer").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
-struct Visitor {
+struct Connection {
     socket: Socket,
     input: Vec<u8>,
     output: Vec<u8>,
@@ -154,36 +157,37 @@ struct Visitor {
 }
 
 struct Loop<T, H> {
-    gate: Gate,
+    name: &'static str,
+    acceptor: Acceptor,
     cap: usize,
     hear: H,
-    visitors: BTreeMap<VisitorId, Visitor>,
-    next: VisitorId,
+    connections: BTreeMap<ConnectionId, Connection>,
+    next: ConnectionId,
     scratch: Box<[u8]>,
     said: PhantomData<T>,
 }
 
-impl<T: DeserializeOwned, H: FnMut(Heard<T>)> Loop<T, H> {
+impl<T: DeserializeOwned, H: FnMut(MessageEvent<T>)> Loop<T, H> {
     fn run(mut self, wake: &OwnedFd, orders: &Receiver<Order>) {
         loop {
             let now = Instant::now();
             let mut fds = vec![PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)];
-            self.gate.poll_fds(now, &mut fds);
-            let gate_end = fds.len();
+            self.acceptor.poll_fds(now, &mut fds);
+            let acceptor_end = fds.len();
             fds.extend(
-                self.visitors
+                self.connections
                     .values()
                     .map(|v| PollFd::from_borrowed_fd(v.socket.as_fd(), v.socket.interest(!v.output.is_empty()))),
             );
             if let Err(e) = wait(&mut fds, self.timeout(now)) {
-                tracing::warn!(error = %e, "the thread of an elastic job's driver");
+                tracing::warn!(error = %e, "the thread of {}", self.name);
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
             let events: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
             drop(fds);
-            let with_events = self.visitors.keys().zip(&events[gate_end..]);
-            let ready: Vec<VisitorId> = with_events.filter(|(_, e)| !e.is_empty()).map(|(id, _)| *id).collect();
+            let with_events = self.connections.keys().zip(&events[acceptor_end..]);
+            let ready: Vec<ConnectionId> = with_events.filter(|(_, e)| !e.is_empty()).map(|(id, _)| *id).collect();
             for id in ready {
                 self.serve(id);
             }
@@ -193,23 +197,23 @@ impl<T: DeserializeOwned, H: FnMut(Heard<T>)> Loop<T, H> {
             while let Ok(order) = orders.try_recv() {
                 match order {
                     Order::Stop => return self.say_goodbye(),
-                    Order::Close(id) => drop(self.visitors.remove(&id)),
+                    Order::Close(id) => drop(self.connections.remove(&id)),
                     Order::Tell(id, bytes) => self.tell(id, &bytes),
                 }
             }
             let now = Instant::now();
             self.send_slow_ones_away(now);
-            for proven in self.gate.turn(&events[1..gate_end], now) {
-                if self.visitors.len() >= VISITORS {
-                    tracing::warn!(remote = %proven.remote, "the driver of this elastic job takes no more connections");
+            for proven in self.acceptor.turn(&events[1..acceptor_end], now) {
+                if self.connections.len() >= CONNECTIONS {
+                    tracing::warn!(remote = %proven.remote, "{} takes no more connections", self.name);
                     continue;
                 }
                 let Some(socket) = proven.accept() else { continue };
                 let id = self.next;
                 self.next += 1;
-                let visitor = Visitor { socket, input: Vec::new(), output: Vec::new(), moved: now };
-                self.visitors.insert(id, visitor);
-                (self.hear)(Heard::Came(id));
+                let connection = Connection { socket, input: Vec::new(), output: Vec::new(), moved: now };
+                self.connections.insert(id, connection);
+                (self.hear)(MessageEvent::Connected(id));
                 // With TLS, the first message may have come along with the proof, and then no event will tell of it.
                 self.serve(id);
             }
@@ -217,45 +221,45 @@ impl<T: DeserializeOwned, H: FnMut(Heard<T>)> Loop<T, H> {
     }
 
     fn timeout(&self, now: Instant) -> Option<Duration> {
-        let unread = self.visitors.values().filter(|v| !v.output.is_empty());
+        let unread = self.connections.values().filter(|v| !v.output.is_empty());
         let until = unread.map(|v| (v.moved + UNREAD_TIME).saturating_duration_since(now)).min();
-        [until, self.gate.timeout(now)].into_iter().flatten().min()
+        [until, self.acceptor.timeout(now)].into_iter().flatten().min()
     }
 
-    fn serve(&mut self, id: VisitorId) {
+    fn serve(&mut self, id: ConnectionId) {
         if let Err(reason) = self.try_serve(id) {
             self.lose(id, reason);
         }
     }
 
-    fn try_serve(&mut self, id: VisitorId) -> Result<(), String> {
+    fn try_serve(&mut self, id: ConnectionId) -> Result<(), String> {
         loop {
-            let Some(visitor) = self.visitors.get_mut(&id) else { return Ok(()) };
-            visitor.flush()?;
-            let count = visitor.socket.stream().try_read(&mut self.scratch).map_err(|Broken(reason)| reason)?;
+            let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+            connection.flush()?;
+            let count = connection.socket.stream().try_read(&mut self.scratch).map_err(|Broken(reason)| reason)?;
             if count == 0 {
                 return Ok(());
             }
-            visitor.input.extend_from_slice(&self.scratch[..count]);
+            connection.input.extend_from_slice(&self.scratch[..count]);
             let mut taken = 0;
             while let Some((message, used)) =
-                codec::take::<T>(&visitor.input[taken..], self.cap).map_err(|e| e.to_string())?
+                codec::take::<T>(&connection.input[taken..], self.cap).map_err(|e| e.to_string())?
             {
                 taken += used;
-                (self.hear)(Heard::Said(id, message));
+                (self.hear)(MessageEvent::Received(id, message));
             }
-            visitor.input.drain(..taken);
+            connection.input.drain(..taken);
         }
     }
 
-    fn tell(&mut self, id: VisitorId, bytes: &[u8]) {
-        let Some(visitor) = self.visitors.get_mut(&id) else { return };
-        if visitor.output.is_empty() {
-            visitor.moved = Instant::now();
+    fn tell(&mut self, id: ConnectionId, bytes: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if connection.output.is_empty() {
+            connection.moved = Instant::now();
         }
-        visitor.output.extend_from_slice(bytes);
-        let full = visitor.output.len() > UNREAD_BYTES;
-        match visitor.flush() {
+        connection.output.extend_from_slice(bytes);
+        let full = connection.output.len() > UNREAD_BYTES;
+        match connection.flush() {
             Err(reason) => self.lose(id, reason),
             Ok(()) if full => self.lose(id, "it does not read what it is told".into()),
             Ok(()) => {}
@@ -264,27 +268,27 @@ impl<T: DeserializeOwned, H: FnMut(Heard<T>)> Loop<T, H> {
 
     /// What was told last is still sent, as far as it goes at once.
     fn say_goodbye(mut self) {
-        for visitor in self.visitors.values_mut() {
-            let _ = visitor.flush();
+        for connection in self.connections.values_mut() {
+            let _ = connection.flush();
         }
     }
 
     fn send_slow_ones_away(&mut self, now: Instant) {
-        let late = |v: &Visitor| !v.output.is_empty() && now >= v.moved + UNREAD_TIME;
-        let late: Vec<VisitorId> = self.visitors.iter().filter(|(_, v)| late(v)).map(|(id, _)| *id).collect();
+        let late = |v: &Connection| !v.output.is_empty() && now >= v.moved + UNREAD_TIME;
+        let late: Vec<ConnectionId> = self.connections.iter().filter(|(_, v)| late(v)).map(|(id, _)| *id).collect();
         for id in late {
             self.lose(id, format!("it has not read what it was told for {UNREAD_TIME:?}"));
         }
     }
 
-    fn lose(&mut self, id: VisitorId, reason: String) {
-        if self.visitors.remove(&id).is_some() {
-            (self.hear)(Heard::Gone(id, reason));
+    fn lose(&mut self, id: ConnectionId, reason: String) {
+        if self.connections.remove(&id).is_some() {
+            (self.hear)(MessageEvent::Disconnected(id, reason));
         }
     }
 }
 
-impl Visitor {
+impl Connection {
     fn flush(&mut self) -> Result<(), String> {
         let broken = |Broken(reason)| reason;
         while !self.output.is_empty() {
@@ -299,33 +303,40 @@ impl Visitor {
     }
 }
 
-/// A visitor's end of its connection to a desk.
-pub struct Line {
+/// A client's end of its connection to a server.
+pub struct MessageClient {
     stream: Box<dyn Stream>,
     address: SocketAddr,
     input: Vec<u8>,
     output: Vec<u8>,
 }
 
-impl Line {
-    /// Connects to a desk, which may be reachable by several addresses and may open later than we come.
-    pub fn connect(addresses: &[SocketAddr], secret: &Secret, tls: bool, deadline: Deadline) -> Result<Self> {
+impl MessageClient {
+    /// Connects to a server, which may be reachable by several addresses and may open later than we come. `name` says in
+    /// messages who it is.
+    pub fn connect(
+        name: &'static str,
+        addresses: &[SocketAddr],
+        secret: &Secret,
+        tls: bool,
+        deadline: Deadline,
+    ) -> Result<Self> {
         let tls = if tls { Some(Arc::new(TlsIdentity::new(secret)?)) } else { None };
         let dialer = Dialer { secret: Arc::new(secret.clone()), tls };
         let failed = |tried: &[dial::Tried]| {
             let how = if tried.is_empty() { "no address was given".into() } else { dial::list(tried) };
             let how = format!("not possible{}: {how}", dial::within(deadline));
             if tried.iter().any(|t| t.failure == dial::Failure::Impostor) {
-                return Error::Unauthenticated(format!("connecting to the driver of this elastic job: {how}"));
+                return Error::Unauthenticated(format!("connecting to {name}: {how}"));
             }
-            Error::io("connecting to the driver of this elastic job", how)
+            Error::io(format!("connecting to {name}"), how)
         };
-        let patience = deadline.into();
+        let limit = deadline.into();
         loop {
-            let proven = dialer.race(addresses, Purpose::Desk, false, &patience).map_err(|tried| failed(&tried))?;
+            let proven = dialer.race(addresses, Purpose::Messages, false, &limit).map_err(|tried| failed(&tried))?;
             let Some(first) = proven.into_iter().next() else { continue };
             let address = first.address;
-            match first.complete(&patience) {
+            match first.complete(&limit) {
                 Ok(socket) => {
                     return Ok(Self { stream: socket.into_stream(), address, input: Vec::new(), output: Vec::new() });
                 }
@@ -335,12 +346,12 @@ impl Line {
         }
     }
 
-    /// Where the desk is.
+    /// Where the server is.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Says something; it is on its way at the latest after some calls of [`Line::turn`].
+    /// Says something; it is on its way at the latest after some calls of [`MessageClient::turn`].
     pub fn say<T: Serialize>(&mut self, message: &T) -> Result<(), Broken> {
         let bytes = codec::encode(message).map_err(|e| Broken(e.to_string()))?;
         self.output.extend_from_slice(&bytes);
@@ -396,17 +407,17 @@ impl Line {
     }
 }
 
-impl std::fmt::Debug for Line {
+impl std::fmt::Debug for MessageClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Line").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("MessageClient").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
-/// Something to poll that another thread can make readable, for [`Line::wait`].
+/// Something to poll that another thread can make readable, for [`MessageClient::wait`].
 #[derive(Clone, Debug)]
-pub struct Bell(Arc<OwnedFd>);
+pub struct Waker(Arc<OwnedFd>);
 
-impl Bell {
+impl Waker {
     /// A new one.
     pub fn new() -> Result<Self> {
         Ok(Self(Arc::new(wake_fd()?)))
@@ -423,7 +434,7 @@ impl Bell {
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -437,21 +448,21 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    fn open(secret: &Secret, tls: bool) -> (Desk, Receiver<Heard<String>>) {
+    fn open(secret: &Secret, tls: bool) -> (MessageServer, Receiver<MessageEvent<String>>) {
         let (sender, heard) = channel();
         let hear = move |h| drop(sender.send(h));
-        (Desk::open("127.0.0.1:0".parse().unwrap(), secret, tls, 100, hear).unwrap(), heard)
+        (MessageServer::open("a test", "127.0.0.1:0".parse().unwrap(), secret, tls, 100, hear).unwrap(), heard)
     }
 
-    fn hear(line: &mut Line) -> Result<Vec<String>, Broken> {
-        let bell = Bell::new().unwrap();
+    fn hear(client: &mut MessageClient) -> Result<Vec<String>, Broken> {
+        let bell = Waker::new().unwrap();
         let until = Instant::now() + SOON;
         loop {
-            let said = line.turn::<String>(100)?;
+            let said = client.turn::<String>(100)?;
             if !said.is_empty() || Instant::now() > until {
                 return Ok(said);
             }
-            line.wait(bell.as_fd(), Duration::from_millis(50)).unwrap();
+            client.wait(bell.as_fd(), Duration::from_millis(50)).unwrap();
         }
     }
 
@@ -459,43 +470,49 @@ mod tests {
     fn both_ends_may_speak_first_and_the_end_is_heard() {
         for tls in [false, true] {
             let secret = Secret::from_bytes([3; 32]);
-            let (desk, heard) = open(&secret, tls);
-            let mut line = Line::connect(&[desk.address()], &secret, tls, Deadline::after(SOON)).unwrap();
-            let Heard::Came(id) = heard.recv_timeout(SOON).unwrap() else { panic!() };
-            desk.tell(id, &"welcome").unwrap();
-            assert_eq!(hear(&mut line).unwrap(), ["welcome"]);
-            line.say(&"hello").unwrap();
+            let (server, heard) = open(&secret, tls);
+            let mut client =
+                MessageClient::connect("a test", &[server.address()], &secret, tls, Deadline::after(SOON)).unwrap();
+            let MessageEvent::Connected(id) = heard.recv_timeout(SOON).unwrap() else { panic!() };
+            server.tell(id, &"welcome").unwrap();
+            assert_eq!(hear(&mut client).unwrap(), ["welcome"]);
+            client.say(&"hello").unwrap();
             assert!(
-                matches!(heard.recv_timeout(SOON).unwrap(), Heard::Said(from, text) if from == id && text == "hello")
+                matches!(heard.recv_timeout(SOON).unwrap(), MessageEvent::Received(from, text) if from == id && text == "hello")
             );
-            drop(line);
-            assert!(matches!(heard.recv_timeout(SOON).unwrap(), Heard::Gone(gone, _) if gone == id));
+            drop(client);
+            assert!(matches!(heard.recv_timeout(SOON).unwrap(), MessageEvent::Disconnected(gone, _) if gone == id));
         }
     }
 
     #[test]
     fn strangers_and_nonsense_are_sent_away() {
         let secret = Secret::from_bytes([3; 32]);
-        let (desk, heard) = open(&secret, false);
+        let (server, heard) = open(&secret, false);
         let other = Secret::from_bytes([4; 32]);
-        let error = Line::connect(&[desk.address()], &other, false, Deadline::after(SOON)).unwrap_err();
+        let error =
+            MessageClient::connect("a test", &[server.address()], &other, false, Deadline::after(SOON)).unwrap_err();
         assert!(matches!(error, Error::Unauthenticated(_)), "{error}");
-        let mut line = Line::connect(&[desk.address()], &secret, false, Deadline::after(SOON)).unwrap();
-        line.say(&"x".repeat(1000)).unwrap();
-        assert!(matches!(heard.recv_timeout(SOON).unwrap(), Heard::Came(_)));
-        assert!(matches!(heard.recv_timeout(SOON).unwrap(), Heard::Gone(_, why) if why.contains("at most 100")));
-        assert!(hear(&mut line).is_err());
+        let mut client =
+            MessageClient::connect("a test", &[server.address()], &secret, false, Deadline::after(SOON)).unwrap();
+        client.say(&"x".repeat(1000)).unwrap();
+        assert!(matches!(heard.recv_timeout(SOON).unwrap(), MessageEvent::Connected(_)));
+        assert!(
+            matches!(heard.recv_timeout(SOON).unwrap(), MessageEvent::Disconnected(_, why) if why.contains("at most 100"))
+        );
+        assert!(hear(&mut client).is_err());
     }
 
     #[test]
     fn last_words_are_heard_before_the_end() {
         let secret = Secret::from_bytes([3; 32]);
-        let (desk, heard) = open(&secret, false);
-        let mut line = Line::connect(&[desk.address()], &secret, false, Deadline::after(SOON)).unwrap();
-        let Heard::Came(id) = heard.recv_timeout(SOON).unwrap() else { panic!() };
-        desk.tell(id, &"over").unwrap();
-        drop(desk);
-        assert_eq!(hear(&mut line).unwrap(), ["over"]);
-        assert!(hear(&mut line).is_err());
+        let (server, heard) = open(&secret, false);
+        let mut client =
+            MessageClient::connect("a test", &[server.address()], &secret, false, Deadline::after(SOON)).unwrap();
+        let MessageEvent::Connected(id) = heard.recv_timeout(SOON).unwrap() else { panic!() };
+        server.tell(id, &"over").unwrap();
+        drop(server);
+        assert_eq!(hear(&mut client).unwrap(), ["over"]);
+        assert!(hear(&mut client).is_err());
     }
 }
