@@ -9,7 +9,7 @@ use corro_transport::Links;
 use crate::algorithms::adasum::{self, Swap};
 use crate::algorithms::hierarchical::Carriers;
 use crate::algorithms::{direct, halving_doubling, hierarchical, ring, tree};
-use crate::choice::{Algorithm, Collective, Topology, choose};
+use crate::choice::{Algorithm, Collective, Topology, Wishes, choose};
 use crate::element::Element;
 use crate::executor::{self, Arithmetic, Buffers, SCRATCH};
 use crate::group::{Group, SHORT};
@@ -226,7 +226,8 @@ fn by_hosts(
     tuning: Tuning,
 ) -> hierarchical::Job<'_, impl Fn(&Subset, usize) -> Result<Schedule>> {
     let between = move |subset: &Subset, bytes: usize| {
-        let algorithm = choose(Collective::Allreduce, Topology::OneEach, subset.size(), bytes, None, tuning)?;
+        let algorithm =
+            choose(Collective::Allreduce, Topology::OneEach, subset.size(), bytes, Wishes::default(), tuning)?;
         Ok(plan(subset, bytes, how.dtype, algorithm, tuning))
     };
     hierarchical::Job { carriers, how, timeout, first, between }

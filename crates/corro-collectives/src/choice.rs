@@ -141,17 +141,37 @@ const TABLE: &[Row] = {
     ]
 };
 
-/// The algorithm for `bytes` bytes over `ranks` (at least two) ranks; `forced` wins where it can run, and `tuning` moves
-/// the sizes of the table.
+/// What the user wants otherwise than the table has it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wishes {
+    /// Wins wherever it can run.
+    pub(crate) forced: Option<Algorithm>,
+    /// Allreduces don't reduce inside each host first.
+    pub(crate) flat_allreduce: bool,
+}
+
+impl Wishes {
+    /// What the environment says.
+    pub(crate) fn from_env() -> Result<Self> {
+        Ok(Self { forced: Algorithm::from_env()?, flat_allreduce: !config::HIERARCHICAL_ALLREDUCE.flag(true) })
+    }
+
+    fn exclude(self, collective: Collective, algorithm: Algorithm) -> bool {
+        self.flat_allreduce && collective == Collective::Allreduce && algorithm == Algorithm::Hierarchical
+    }
+}
+
+/// The algorithm for `bytes` bytes over `ranks` (at least two) ranks; `wishes` win where they can be met, and `tuning`
+/// moves the sizes of the table.
 pub(crate) fn choose(
     collective: Collective,
     topology: Topology,
     ranks: usize,
     bytes: usize,
-    forced: Option<Algorithm>,
+    wishes: Wishes,
     tuning: Tuning,
 ) -> Result<Algorithm> {
-    if let Some(forced) = forced.filter(|a| a.fits(collective, topology)) {
+    if let Some(forced) = wishes.forced.filter(|a| a.fits(collective, topology)) {
         return Ok(forced);
     }
     TABLE
@@ -161,6 +181,7 @@ pub(crate) fn choose(
                 && row.topology.is_none_or(|t| t == topology)
                 && ranks >= row.ranks
                 && bytes <= tuning.limit(collective, row.bytes)
+                && !wishes.exclude(collective, row.algorithm)
         })
         .map(|row| row.algorithm)
         .ok_or_else(|| Error::Bug(format!("no algorithm for {collective:?} of {bytes} bytes on {ranks} ranks")))
@@ -178,8 +199,11 @@ mod tests {
             for topology in TOPOLOGIES {
                 for ranks in [2, 3, 4, 17, 1000] {
                     for bytes in [0, 1, 4096, 1 << 20, 1 << 40] {
-                        let algorithm = choose(collective, topology, ranks, bytes, None, Tuning::default()).unwrap();
-                        assert!(algorithm.fits(collective, topology), "{collective:?} {topology:?} {algorithm:?}");
+                        for wishes in [Wishes::default(), Wishes { flat_allreduce: true, ..Wishes::default() }] {
+                            let algorithm =
+                                choose(collective, topology, ranks, bytes, wishes, Tuning::default()).unwrap();
+                            assert!(algorithm.fits(collective, topology), "{collective:?} {topology:?} {algorithm:?}");
+                        }
                     }
                 }
             }
@@ -188,10 +212,20 @@ mod tests {
 
     #[test]
     fn a_forced_algorithm_wins_only_where_it_can_run() {
-        let forced = |collective, topology| {
-            choose(collective, topology, 4, 100, Some(Algorithm::Tree), Tuning::default()).unwrap()
-        };
+        let wishes = Wishes { forced: Some(Algorithm::Tree), ..Wishes::default() };
+        let forced = |collective, topology| choose(collective, topology, 4, 100, wishes, Tuning::default()).unwrap();
         assert_eq!(forced(Collective::Allreduce, Topology::OneHost), Algorithm::Tree);
         assert_eq!(forced(Collective::Alltoall, Topology::OneHost), Algorithm::Direct);
+    }
+
+    #[test]
+    fn a_flat_allreduce_never_goes_by_hosts() {
+        let wishes = |flat_allreduce| Wishes { flat_allreduce, ..Wishes::default() };
+        let chosen = |collective, flat| {
+            choose(collective, Topology::SharedHosts, 4, 1 << 20, wishes(flat), Tuning::default()).unwrap()
+        };
+        assert_eq!(chosen(Collective::Allreduce, false), Algorithm::Hierarchical);
+        assert_eq!(chosen(Collective::Allreduce, true), Algorithm::Ring);
+        assert_eq!(chosen(Collective::Broadcast, true), Algorithm::Hierarchical);
     }
 }

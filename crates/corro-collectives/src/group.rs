@@ -15,7 +15,7 @@ use corro_transport::{Channel, Fabric, Withdrawal};
 use crate::algorithms::hierarchical::Carriers;
 use crate::algorithms::{direct, halving_doubling, pairwise, ring, tree};
 use crate::allreduce::scale;
-use crate::choice::{Algorithm, Collective, Topology, choose};
+use crate::choice::{Algorithm, Collective, Topology, Wishes, choose};
 use crate::element::Element;
 use crate::executor::{self, Arithmetic, Buffers, SCRATCH};
 use crate::pieces::{Pieces, Tensor};
@@ -33,7 +33,7 @@ pub struct Group {
     pub(crate) all: Subset,
     pub(crate) carriers: Carriers,
     topology: Topology,
-    forced: Option<Algorithm>,
+    wishes: Wishes,
     pub(crate) tuning: Tuning,
     pub(crate) scratch: Vec<u8>,
     /// The shared area of a rank that is alone on its host.
@@ -76,7 +76,7 @@ impl Group {
             all: Subset::all(members.len(), links.me()),
             carriers: Carriers::new(hosts, links.me()),
             topology,
-            forced: Algorithm::from_env()?,
+            wishes: Wishes::from_env()?,
             tuning: Tuning::default(),
             scratch: Vec::new(),
             own_area: Vec::new(),
@@ -111,7 +111,7 @@ impl Group {
 
     /// Makes every collective use `algorithm` where it can run it. All members must do the same.
     pub fn force(&mut self, algorithm: Option<Algorithm>) {
-        self.forced = algorithm;
+        self.wishes.forced = algorithm;
     }
 
     /// Turns the knobs. All members must, between the same two collectives.
@@ -366,7 +366,7 @@ impl Group {
     }
 
     pub(crate) fn choose(&self, collective: Collective, bytes: usize) -> Result<Algorithm> {
-        choose(collective, self.topology, self.size(), bytes, self.forced, self.tuning)
+        choose(collective, self.topology, self.size(), bytes, self.wishes, self.tuning)
     }
 
     /// The error that ended this group, if one did.
