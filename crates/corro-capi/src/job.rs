@@ -31,7 +31,13 @@ pub extern "C" fn corro_init() -> i32 {
     answer(|| {
         let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
         if engine().is_err() {
-            let engine = Engine::from_env(EPOCH.fetch_add(1, Ordering::Relaxed))?;
+            corro_log::init_rank();
+            let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
+            let engine = Engine::from_env(epoch)?;
+            corro_log::identify(engine.rank(), engine.host(), None);
+            if epoch == 0 {
+                engine.review_environment();
+            }
             *ENGINE.write().unwrap_or_else(PoisonError::into_inner) = Some(engine);
         }
         Ok(())

@@ -284,6 +284,7 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
             "JSM_NAMESPACE_ID",
         ],
     ),
+    ("the user, for libraries", &["OMP_NUM_THREADS"]),
     ("Kubernetes", &["JOB_COMPLETION_INDEX"]),
     ("the system", &["XDG_RUNTIME_DIR", "HOME", "SSH_CONNECTION", "NO_COLOR"]),
 ];

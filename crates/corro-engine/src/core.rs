@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use corro_core::{Error, Rank, Result};
 use corro_transport::{Fabric, cores};
 
-use crate::options::{Level, Options};
+use crate::options::Options;
 use crate::set::{ProcessSet, WeakSet};
 use crate::submission::GLOBAL;
 use crate::tuning::autotune::Change;
@@ -251,16 +251,16 @@ impl Core {
         }
         for error in results.into_iter().filter_map(Result::err) {
             // Training goes on without being watched.
-            self.options.log.line(Level::Error, rank, &error.to_string());
+            tracing::error!(rank, "{error}");
         }
     }
 
     pub(crate) fn warn(&self, text: &str) {
-        self.options.log.line(Level::Warning, self.fabric.rank(), text);
+        tracing::warn!(rank = self.fabric.rank(), "{text}");
     }
 
     pub(crate) fn inform(&self, text: &str) {
-        self.options.log.line(Level::Info, self.fabric.rank(), text);
+        tracing::info!(rank = self.fabric.rank(), "{text}");
     }
 }
 

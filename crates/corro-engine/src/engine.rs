@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use corro_agreement::node::Gear;
 use corro_agreement::request::Kind;
-use corro_core::{Buffer, Error, Rank, Result};
+use corro_core::{Buffer, Error, Rank, Result, config};
 use corro_transport::{Fabric, Settings};
 
+use crate::advice;
 use crate::core::{Core, duplicate};
 use crate::options::Options;
 use crate::set::{Ended, ProcessSet, group_number, set_request};
@@ -87,6 +88,22 @@ impl Engine {
     /// This process's rank.
     pub fn rank(&self) -> Rank {
         self.0.core.fabric.rank()
+    }
+
+    /// The name of its host, as messages have it.
+    pub fn host(&self) -> &str {
+        &self.0.core.fabric.cards()[self.rank()].host
+    }
+
+    /// On rank 0: logs what the user should know about the environment of this process, see [`crate::advice`]. For
+    /// programs to call once.
+    pub fn review_environment(&self) {
+        if self.rank() == 0 {
+            let remarks = config::review_own().into_iter().map(|remark| remark.text);
+            for text in remarks.chain(advice::on_threads(self.local_size())) {
+                tracing::warn!(rank = self.rank(), "{text}");
+            }
+        }
     }
 
     /// How many ranks the job has.

@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advice;
 mod core;
 mod engine;
 mod helping;
@@ -31,7 +32,7 @@ pub use corro_agreement::node::Gear;
 pub use corro_agreement::request::{Device, Kind, Request};
 pub use engine::Engine;
 pub use helping::Helping;
-pub use options::{Level, Log, Options, Sink, Tuning, Watching};
+pub use options::{Options, Tuning, Watching};
 pub use submission::{Allocate, GLOBAL, Output, Submission};
 pub use ticket::{Outcome, Ticket};
 pub use tuning::{autotune, gaussian};

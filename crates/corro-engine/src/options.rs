@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use corro_agreement::coordinator::StallLimits;
 use corro_agreement::fusion;
 use corro_agreement::node::Rules;
-use corro_core::{Rank, Result, config};
+use corro_core::{Result, config};
 use corro_transport::Fabric;
 
 use crate::tuning::autotune;
@@ -34,8 +33,6 @@ pub struct Options {
     pub tuning: Option<Tuning>,
     /// How many operations the flight recorder keeps.
     pub recorded: usize,
-    /// Where words go.
-    pub log: Log,
 }
 
 impl Default for Options {
@@ -51,7 +48,6 @@ impl Default for Options {
             watching: Watching::default(),
             tuning: None,
             recorded: 1024,
-            log: Log::default(),
         }
     }
 }
@@ -66,11 +62,10 @@ impl Options {
             config::STALL_CHECK_TIME.seconds(default.stalls.warn)?
         };
         let mut shutdown = config::STALL_SHUTDOWN_TIME.seconds(Duration::ZERO)?;
-        let log = Log { least: Level::from_env(), with_time: !config::LOG_HIDE_TIME.flag(false), ..Log::default() };
         if warn.is_zero() {
             shutdown = Duration::ZERO;
         } else if shutdown < warn && !shutdown.is_zero() {
-            log.line(Level::Warning, 0, "the stall shutdown time is below the stall warning time and is ignored");
+            tracing::warn!("the stall shutdown time is below the stall warning time and is ignored");
             shutdown = Duration::ZERO;
         }
         let cycle = config::CYCLE_TIME.number(0.0f64)?;
@@ -84,7 +79,6 @@ impl Options {
             watching: Watching::from_env()?,
             tuning: if config::AUTOTUNE.flag(false) { Some(Tuning::from_env()?) } else { None },
             recorded: config::RECORDER.number(default.recorded)?,
-            log,
         })
     }
 
@@ -198,131 +192,5 @@ impl Tuning {
             ..self.fixed
         };
         autotune::Tuner::new(start, fixed, search)
-    }
-}
-
-/// How much a line matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// Every detail.
-    Trace,
-    /// For who looks for a mistake in Corro.
-    Debug,
-    /// What happens, gear changes for one.
-    Info,
-    /// What a user should know.
-    Warning,
-    /// What went wrong.
-    Error,
-    /// What ends the process.
-    Fatal,
-}
-
-impl Level {
-    fn from_env() -> Self {
-        match config::LOG_LEVEL.value().unwrap_or_default().to_ascii_lowercase().as_str() {
-            "trace" => Self::Trace,
-            "debug" => Self::Debug,
-            "info" => Self::Info,
-            "error" => Self::Error,
-            "fatal" => Self::Fatal,
-            _ => Self::Warning,
-        }
-    }
-
-    const fn letter(self) -> char {
-        match self {
-            Self::Trace => 'T',
-            Self::Debug => 'D',
-            Self::Info => 'I',
-            Self::Warning => 'W',
-            Self::Error => 'E',
-            Self::Fatal => 'F',
-        }
-    }
-}
-
-/// Called with each line that matters enough.
-pub type Sink = Arc<dyn Fn(Level, &str) + Send + Sync>;
-
-/// Where lines go, in Horovod's format: up to information on standard output, warnings and worse on standard error.
-#[derive(Clone)]
-pub struct Log {
-    /// Lines that matter less are left out.
-    pub least: Level,
-    /// Whether lines carry the time.
-    pub with_time: bool,
-    /// Somebody else who takes the lines, instead of the standard streams.
-    pub sink: Option<Sink>,
-}
-
-impl Default for Log {
-    fn default() -> Self {
-        Self { least: Level::Warning, with_time: true, sink: None }
-    }
-}
-
-impl std::fmt::Debug for Log {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Log({:?})", self.least)
-    }
-}
-
-impl Log {
-    /// Writes a line.
-    pub fn line(&self, level: Level, rank: Rank, text: &str) {
-        if level < self.least {
-            return;
-        }
-        let time = if self.with_time { format!("{}: ", timestamp(SystemTime::now())) } else { String::new() };
-        let line = format!("[{time}{} corro] [{rank}]: {text}", level.letter());
-        match &self.sink {
-            Some(sink) => sink(level, &line),
-            None if level < Level::Warning => println!("{line}"),
-            None => eprintln!("{line}"),
-        }
-    }
-}
-
-/// `2026-11-15 05:10:11.123456`, universal time.
-fn timestamp(at: SystemTime) -> String {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (since.as_secs() / 86400, since.as_secs() % 86400);
-    // Days since 1970 to a date, by eras of 400 years that begin in March.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute) = (second / 3600, second / 60 % 60);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{:02}.{:06}", second % 60, since.subsec_micros())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_written_as_dates() {
-        let at = |seconds| timestamp(UNIX_EPOCH + Duration::new(seconds, 5000));
-        assert_eq!(at(0), "1970-01-01 00:00:00.000005");
-        assert_eq!(at(951_782_400 + 3661), "2000-02-29 01:01:01.000005");
-        assert_eq!(at(1_794_719_411), "2026-11-15 05:10:11.000005");
-    }
-
-    #[test]
-    fn lines_look_like_horovods() {
-        let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
-        let sink: Sink = {
-            let seen = Arc::clone(&seen);
-            Arc::new(move |_, line: &str| seen.lock().unwrap().push(line.to_owned()))
-        };
-        let log = Log { least: Level::Info, with_time: false, sink: Some(sink) };
-        log.line(Level::Warning, 3, "slow");
-        log.line(Level::Debug, 3, "detail");
-        assert_eq!(*seen.lock().unwrap(), ["[W corro] [3]: slow"]);
     }
 }

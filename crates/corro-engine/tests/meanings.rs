@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use corro_core::{DType, Error, ReduceOp, Shape};
-use corro_engine::{Allocate, Kind, Level, Log, Options, Output, StallLimits, Submission};
+use corro_engine::{Allocate, Kind, Options, Output, StallLimits, Submission};
 use support::{numbers, of, on_hosts, on_ranks, sum};
 
 fn text<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -223,17 +223,18 @@ fn shutdown_from_any_rank_ends_what_waits_everywhere() {
     }
 }
 
-/// Options whose log goes into a list.
+/// Options, and a list into which the log of this process goes from now on: that of tests beside this one, too.
 fn heard(limits: StallLimits) -> (impl Fn() -> Options, Arc<Mutex<Vec<String>>>) {
+    static LISTS: Mutex<Vec<Arc<Mutex<Vec<String>>>>> = Mutex::new(Vec::new());
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let sink = |line: &str| LISTS.lock().unwrap().iter().for_each(|l| l.lock().unwrap().push(line.to_owned()));
+        let options = corro_log::Options { with_time: false, colour: false, ..corro_log::Options::from_env() };
+        tracing::subscriber::set_global_default(corro_log::Log::new(options, Box::new(sink))).unwrap();
+    });
     let lines = Arc::new(Mutex::new(Vec::new()));
-    let list = Arc::clone(&lines);
-    let options = move || {
-        let list = Arc::clone(&list);
-        let sink = Arc::new(move |_: Level, line: &str| list.lock().unwrap().push(line.to_owned()));
-        let log = Log { sink: Some(sink), ..Log::default() };
-        Options { stalls: limits, log, ..Options::default() }
-    };
-    (options, lines)
+    LISTS.lock().unwrap().push(Arc::clone(&lines));
+    (move || Options { stalls: limits, ..Options::default() }, lines)
 }
 
 #[test]

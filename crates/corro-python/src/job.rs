@@ -1,6 +1,6 @@
 //! The engine of this process: made by `init`, gone after `shutdown`.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use corro_core::Error;
@@ -17,6 +17,9 @@ use crate::handles;
 static RUNNING: RwLock<Option<Running>> = RwLock::new(None);
 /// How often this process has joined a job; ranks that meet must have done so equally often. Not in elastic jobs.
 static TIMES: AtomicU64 = AtomicU64::new(0);
+
+/// Whether the user was told what there is to say about the environment.
+static REVIEWED: AtomicBool = AtomicBool::new(false);
 
 /// A process in its job.
 pub(crate) struct Running {
@@ -68,6 +71,7 @@ pub(crate) fn init(py: Python<'_>) -> PyResult<()> {
     if is_initialized() {
         return Ok(());
     }
+    corro_log::init_rank();
     // Horovod's users expect ValueError from a failed init, whatever failed.
     let refused = |error: Error| Error::Usage(error.to_string());
     let started = match outside(py, || elastic::client().map_err(refused))? {
@@ -77,6 +81,11 @@ pub(crate) fn init(py: Python<'_>) -> PyResult<()> {
             Ok(Running { engine: Engine::from_env(epoch).map_err(refused)?, epoch, seat: None })
         })?,
     };
+    let elastic = started.seat.is_some().then_some(started.epoch);
+    corro_log::identify(started.engine.rank(), started.engine.host(), elastic);
+    if !REVIEWED.swap(true, Ordering::Relaxed) {
+        started.engine.review_environment();
+    }
     *change() = Some(started);
     Ok(())
 }

@@ -12,6 +12,23 @@ pub fn usable() -> usize {
     allowed.min(quota.unwrap_or(usize::MAX)).max(1)
 }
 
+/// Cores that all processes of this host's job may use together: those that are there, or the CPU quota.
+pub fn of_the_host() -> usize {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok().and_then(|text| count(&text));
+    let quota = control_group_quota(Path::new("/"));
+    online.unwrap_or_else(usable).min(quota.unwrap_or(usize::MAX)).max(1)
+}
+
+/// How many numbers a list such as `0-3,8` holds.
+fn count(list: &str) -> Option<usize> {
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let part = |part: &str| match part.split_once('-') {
+        Some((first, last)) => Some(number(last)?.checked_sub(number(first)?)? + 1),
+        None => number(part).map(|_| 1),
+    };
+    list.trim().split(',').map(part).sum()
+}
+
 /// Whether `ranks` ranks of this host may spin while they wait: only if each has a core to itself.
 pub fn may_spin(ranks: usize) -> bool {
     ranks <= usable()
@@ -80,6 +97,12 @@ mod tests {
         assert_eq!(cores_v2("5000 100000"), Some(1));
         assert_eq!(cores_v1("-1", "100000"), None);
         assert_eq!(cores_v1("1", "0"), None);
+    }
+
+    #[test]
+    fn lists_of_cores_are_counted() {
+        assert_eq!([count("0-3,8\n"), count("0"), count("3-1"), count("")], [Some(5), Some(1), None, None]);
+        assert!(of_the_host() >= usable());
     }
 
     #[test]

@@ -48,8 +48,11 @@ const QUIET: &[&str] = &[
     "HOROVOD_WITHOUT_",
     // Our own tests and scripts.
     "CORRO_TEST_",
+    "CORRO_BENCH_",
+    "CORRO_FUZZ_",
+    "CORRO_CHAOS_SEED",
+    "CORRO_SIM_SEED",
     "CORRO_GLIBC",
-    "CORRO_SLOT",
 ];
 
 /// Why a setting has no effect, if it is known and has none.
@@ -92,7 +95,7 @@ fn remark(name: &str, value: &str) -> Option<String> {
         return Some(format!("{name} is set, but has no effect: {why}"));
     }
     let is_quiet = |quiet: &&str| name == *quiet || (quiet.ends_with('_') && name.starts_with(*quiet));
-    if QUIET.iter().any(|quiet| is_quiet(&quiet)) {
+    if QUIET.iter().any(is_quiet) {
         return None;
     }
     let hint = closest(name).map(|known| format!(" (did you mean {known}?)")).unwrap_or_default();

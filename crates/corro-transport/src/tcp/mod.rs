@@ -152,12 +152,12 @@ impl Endpoint {
             let address = first.address;
             match first.complete(&limit) {
                 Ok(socket) => {
-                    tracing::info!(rank = peer.rank, host = peer.host, %address, stream = index, %group, "connected");
+                    tracing::info!(peer = peer.rank, host = peer.host, %address, stream = index, %group, "connected");
                     done.push(socket.into_stream());
                 }
                 Err(tried) if limit.is_over() => return Err(lost(&[tried])),
                 Err(tried) => {
-                    tracing::debug!(rank = peer.rank, %address, reason = tried.reason, "dialling again");
+                    tracing::debug!(peer = peer.rank, %address, reason = tried.reason, "dialling again");
                     working.retain(|a| *a != address);
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -183,7 +183,7 @@ impl Endpoint {
             let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
             unclaimed.into_error(peer.rank, &peer.host, streams, limit.deadline(), refusals.recent(Instant::now()))
         })?;
-        tracing::info!(rank = peer.rank, host = peer.host, remote = ?claimed.first().map(|(_, r)| r), streams, %group,
+        tracing::info!(peer = peer.rank, host = peer.host, remote = ?claimed.first().map(|(_, r)| r), streams, %group,
             "accepted");
         Ok(claimed.into_iter().map(|(socket, _)| socket.into_stream()).collect())
     }
