@@ -362,7 +362,7 @@ def test_run_goes_through_ssh_as_told(tmp_path: Path) -> None:
     assert "/the/key" in called
 
 
-def test_a_function_that_fails() -> None:
+def test_a_function_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
     import corro
 
     def fail() -> None:
@@ -375,6 +375,13 @@ def test_a_function_that_fails() -> None:
     cause = failure.value.__cause__
     assert isinstance(cause, TypeError)
     assert any("_where" in note for note in getattr(cause, "__notes__", ["_where"])), cause
+    assert "(TypeError: " in str(failure.value), "who only prints the message learns what it was"
+    # A notebook shows one traceback, the worker's.
+    shown = "\n".join(failure.value._render_traceback_())
+    assert shown.count("Traceback") == shown.count("in _where") == 1, shown
+    assert "runner/__init__.py" not in shown, shown
+    if sys.version_info >= (3, 11):
+        assert "Traceback" not in capfd.readouterr().err, "the worker's own would be the second"
     with pytest.raises(ValueError, match="hosts and hostfile"):
         corro.run(fail, hosts="localhost:1", hostfile="hosts")
     with pytest.raises(ValueError, match="use_gloo and use_mpi"):

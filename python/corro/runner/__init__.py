@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,8 +28,26 @@ import cloudpickle
 
 from corro import _native
 from corro._command import program
+from corro.runner._notes import IN_THE_WORKER
 
-__all__ = ["run"]
+__all__ = ["JobFailed", "run"]
+
+
+class JobFailed(RuntimeError):
+    """A process of `corro.run` has failed. What was raised there, if it could be sent, is `__cause__`."""
+
+    def __init__(self, text: str, rank: int | None = None) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of two tracebacks, of which one leads through this module only."""
+        lines = []
+        if self.__cause__ is not None:
+            lines += [f"Traceback of rank {self.rank} (most recent call last):", *_worker_traceback(self.__cause__)]
+            lines += [_summary(self.__cause__), ""]
+        return [*lines, f"{type(self).__name__}: {self}"]
+
 
 
 def run(
@@ -67,7 +86,8 @@ def run(
     Parameters mean what the flags of the same name mean to `corro run`; `slots` is `--slots-per-host`, and `env` has
     variables for the workers on top of this process's own. `executable` is the Python of the workers.
 
-    Raises `RuntimeError` if a process fails, naming its rank. The exception that `func` raised there is its cause.
+    Raises `JobFailed`, a `RuntimeError`, if a process fails, naming its rank. The exception that `func` raised there is its
+    cause; a notebook shows that one only, as it looked in the worker.
     """
     num_proc = _alias("np", np, "num_proc", num_proc)
     min_num_proc = _alias("min_np", min_np, "min_num_proc", min_num_proc)
@@ -110,7 +130,11 @@ def run(
     )
     if failure is not None:
         text, rank = failure
-        raise RuntimeError(f"corro.run failed: {text}") from _raised_on(results, rank)
+        culprit = _raised_on(results, rank)
+        if culprit is not None:
+            # What the worker wrote last is that exception, which is shown in full.
+            text = f"{text.splitlines()[0]} ({_summary(culprit)})"
+        raise JobFailed(f"corro.run failed: {text}", rank) from culprit
     return [cloudpickle.loads(result)[0] if result is not None else None for result in results]
 
 
@@ -126,6 +150,16 @@ def _raised_on(results: Sequence[bytes | None], rank: int | None) -> BaseExcepti
         return None
     _, error = cloudpickle.loads(given)
     return error
+
+
+def _worker_traceback(error: BaseException) -> list[str]:
+    """The frames that `corro.runner.worker` has noted down, which cannot travel by themselves."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(IN_THE_WORKER)]
+    return notes[0].splitlines()[1:] if notes else []
+
+
+def _summary(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(type(error), error)).splitlines()[0]
 
 
 def _variables(env: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ import torch
 import corro
 import corro.numpy
 import corro.torch as hvd
+from corro._command import program
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +108,20 @@ def test_what_is_built():
     assert hvd.nccl_built() == 0
     with pytest.raises(ValueError, match="MPI"):
         hvd.mpi_threads_supported()
+
+
+def test_check_build_says_the_same():
+    table = subprocess.run([program(), "run", "--check-build"], capture_output=True, text=True, check=True).stdout
+    operations = table.split("Available Tensor Operations:")[1]
+    built = {
+        "NCCL": hvd.nccl_built(),
+        "DDL": hvd.ddl_built(),
+        "CCL": hvd.ccl_built(),
+        "MPI": hvd.mpi_built(),
+        "Gloo": hvd.gloo_built(),
+    }
+    for name, there in built.items():
+        assert f"[{'X' if there else ' '}] {name}\n" in operations, table
 
 
 def test_custom_operators_pass_torchs_own_checks():
