@@ -21,7 +21,7 @@ help: ## this list
 demo: ## train on handwritten digits with PyTorch, on two processes
 	CORRO_GLIBC=here scripts/wheel
 	scripts/python_install new
-	OMP_NUM_THREADS=1 .venv-test/bin/corro run -np 2 .venv-test/bin/python examples/torch/digits.py
+	.venv-test/bin/corro run -np 2 examples/torch/digits.py
 
 test: lint unit python fuzz ## everything CI runs
 	@echo "make test: all passed"
@@ -37,6 +37,8 @@ lint: ## format, clippy, floors, circles, sizes, generated files
 	python3 scripts/sizes.py
 	$(CARGO) run --quiet -p corro-core --example environment_docs | diff -u docs/environment.md - \
 		|| { echo "docs/environment.md is stale: run 'make gen'"; exit 1; }
+	$(CARGO) run --quiet -p corro-launch --example man_pages target/man
+	diff -ru docs/man target/man || { echo "docs/man is stale: run 'make gen'"; exit 1; }
 
 unit: ## unit, conformance, fault and process tests
 	scripts/mpi_env
@@ -57,6 +59,7 @@ fuzz: ## every decoder, for FUZZ_SECONDS each
 gen: ## remake generated files
 	$(CARGO) run --quiet -p corro-core --example environment_docs > docs/environment.md.new
 	mv docs/environment.md.new docs/environment.md
+	$(CARGO) run --quiet -p corro-launch --example man_pages docs/man
 	$(CARGO) run --quiet -p corro-capi --example header > target/corro.h.new
 	mv target/corro.h.new crates/corro-capi/include/corro.h
 

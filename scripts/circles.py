@@ -37,7 +37,6 @@ KNOWN: dict[str, list[set[str]]] = {
     "corro-kernels": [{"avx2.rs", "avx512.rs", "dispatch.rs", "instantiate.rs", "neon.rs", "scalar.rs"}],
     "corro-launch": [
         {"elastic/discovery.rs", "elastic/driver.rs", "elastic/driver/agents.rs", "elastic/mod.rs"},
-        {"cli/check_build.rs", "cli/doctor.rs", "cli/mod.rs"},
     ],
     "corro-membership": [{"fleet.rs", "machine.rs"}],
     "corro-python": [

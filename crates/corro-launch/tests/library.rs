@@ -18,7 +18,7 @@ fn run(np: usize, command: &[&str], payload: Vec<u8>) -> Outcome {
     let mut job = Job::new(words, placement::place(np, &[hosts::Host::local(np)]).unwrap()).unwrap();
     job.agent = vec![corro().into(), "agent".into()];
     job.payload = Some(payload);
-    let style = Style { timestamps: false, colour: false, same_place: true, directory: None };
+    let style = Style { same_place: true, ..Style::default() };
     let output = Output::new(style, np, [Box::new(std::io::stdout()), Box::new(std::io::stderr())]).unwrap();
     job.run(output, |_| {}).unwrap()
 }
@@ -46,7 +46,7 @@ fn a_job_can_be_interrupted_and_failures_are_values() {
     let mut job =
         Job::new(vec!["sleep".into(), "300".into()], placement::place(1, &[hosts::Host::local(1)]).unwrap()).unwrap();
     job.agent = vec![corro().into(), "agent".into()];
-    let style = Style { timestamps: false, colour: false, same_place: true, directory: None };
+    let style = Style { same_place: true, ..Style::default() };
     let output = Output::new(style, 1, [Box::new(std::io::sink()), Box::new(std::io::sink())]).unwrap();
     let outcome = job.run(output, |control| control.interrupt(2)).unwrap();
     assert_eq!(outcome.failure, Some(Failure::Interrupted { signal: 2 }));

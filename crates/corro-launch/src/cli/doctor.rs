@@ -12,7 +12,7 @@ use corro_core::{Result, config};
 use corro_transport::{cores, nic};
 use rustix::process::{Resource, getrlimit};
 
-use super::request;
+use super::{exit, request};
 use crate::job::Job;
 use crate::output::{Output, Style};
 use crate::placement;
@@ -42,13 +42,12 @@ fn finding(verdict: Verdict, about: &'static str, text: impl Into<String>) -> Fi
     Finding { verdict, about, text: text.into() }
 }
 
-/// The program; gives its exit code.
-pub(super) fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
+/// Its flags.
+pub(super) fn command() -> clap::Command {
     let text = |name: &'static str| Arg::new(name).long(name);
-    let command = clap::Command::new("corro doctor")
+    clap::Command::new("corro doctor")
         .about("Checks this machine, and the hosts given, for what jobs need")
         .disable_version_flag(true)
-        .no_binary_name(true)
         .arg(text("hosts").short('H').value_name("H1:N,H2:N").help("Hosts to reach by ssh"))
         .arg(text("hostfile").value_name("FILE").help("The same, in a file"))
         .arg(text("ssh-port").short('p').value_name("N").help("ssh port"))
@@ -59,20 +58,21 @@ pub(super) fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
                 .help("What to do about unknown host keys"),
         )
         .arg(text("remote-corro").value_name("PATH").help("The corro program there"))
-        .arg(text("remote-shell").value_name("PROGRAM").help("Run in place of ssh"));
-    let matches = match command.try_get_matches_from(words) {
+        .arg(text("remote-shell").value_name("PROGRAM").help("Run in place of ssh"))
+}
+
+/// The program; gives its exit code.
+pub(super) fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
+    let matches = match command().no_binary_name(true).try_get_matches_from(words) {
         Ok(matches) => matches,
-        Err(e) => {
-            let _ = e.print();
-            return if e.use_stderr() { super::USAGE_ERROR } else { 0 };
-        }
+        Err(e) => return exit::show(&e),
     };
     let mut findings = vec![python()];
     findings.extend([cuda(), nccl_finding(), mpi(), shared_memory(), memfd()]);
     findings.extend([limits(), cpu(), network()]);
     match reach(&matches, agent) {
         Ok(hosts) => findings.extend(hosts),
-        Err(e) => return super::complain("corro doctor", &e),
+        Err(e) => return exit::complain("corro doctor", &e),
     }
     print!("{}", report(&findings));
     u8::from(findings.iter().any(|f| f.verdict == Verdict::Bad))
@@ -281,8 +281,7 @@ fn reach(matches: &clap::ArgMatches, agent: Option<&[OsString]>) -> Result<Vec<F
         job.agent = agent.to_vec();
     }
     job.start_timeout = config::START_TIMEOUT.seconds(Duration::from_secs(10))?;
-    let style = Style { timestamps: false, colour: false, same_place: false, directory: None };
-    let output = Output::new(style, 0, [Box::new(std::io::sink()), Box::new(std::io::sink())])?;
+    let output = Output::new(Style::default(), 0, [Box::new(std::io::sink()), Box::new(std::io::sink())])?;
     let reached = job.reach(output)?;
     Ok(reached
         .into_iter()

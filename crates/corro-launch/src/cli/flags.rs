@@ -11,6 +11,7 @@ use super::knobs::{Given, KNOBS, Kind};
 /// Flags of several letters behind one dash, and what they stand for.
 const SINGLE_DASH: &[(&str, &str)] = &[
     ("-np", "--num-proc"),
+    ("-n", "--num-proc"),
     ("-cb", "--check-build"),
     ("-hostfile", "--hostfile"),
     ("-prefix-timestamp", "--prefix-output-with-timestamp"),
@@ -37,11 +38,13 @@ pub(super) fn parse(name: &'static str, words: &[OsString]) -> Result<ArgMatches
 /// The flags of a run.
 pub(super) fn command(name: &'static str) -> Command {
     let job = [
-        value("num-proc", "N", "How many processes to start (also -np N)"),
+        value("num-proc", "N", "How many processes to start (also -np N)").short('n'),
         value("hosts", "H1:N,H2:N", "Hosts and how many processes each takes").short('H'),
         value("hostfile", "FILE", "A file with one `host slots=N` a line (also -hostfile FILE)"),
         value("start-timeout", "S", "Seconds within which all hosts must be reached [30]"),
         value("output-filename", "DIR", "Also write each rank's output to DIR/rank.N/stdout and stderr"),
+        value("ranks", "LIST", "Show only what these ranks write, e.g. 0 or 0,2-3"),
+        switch("no-prefix", "Show lines as they were written, without [rank]<stream>: in front"),
         switch("prefix-output-with-timestamp", "Begin each line of output with the time (also -prefix-timestamp)"),
         value("color", "WHEN", "Colour the prefixes: auto, always or never").value_parser(["auto", "always", "never"]),
         value("grace-seconds", "S", "Time ranks get to end, before they are killed [1.5]"),
@@ -49,14 +52,14 @@ pub(super) fn command(name: &'static str) -> Command {
         switch("verbose", "Say what is being done"),
         switch("check-build", "Show what this installation can do, and end (also -cb)"),
         switch("version", "Show the version, and end").short('v'),
-        switch("disable-cache", "Accepted; nothing is cached between runs"),
+        switch("disable-cache", "No effect: nothing is cached between runs"),
     ];
     let network = [
         value("network-interfaces", "A,B", "Network interfaces to use between hosts"),
         value("network-interface", "A", "The same, one at a time").action(ArgAction::Append),
         value("rendezvous-port", "N", "Port of the rendezvous store [any free one]"),
         switch("tls", "Encrypt everything between hosts (TLS 1.3)"),
-        switch("tcp", "Use TCP only, no InfiniBand"),
+        switch("tcp", "No effect on Corro, which uses TCP between hosts; tells NCCL not to use InfiniBand"),
     ];
     let remote = [
         value("ssh-port", "N", "ssh port").short('p'),
@@ -78,15 +81,16 @@ pub(super) fn command(name: &'static str) -> Command {
         value("blacklist-cooldown-range", "MIN MAX", "Seconds before a failed host is tried again").num_args(2),
     ];
     let other = [
-        switch("gloo", "Accepted: Corro's own transports are the only controller"),
-        switch("mpi", "Accepted, with a word: MPI is not needed"),
-        switch("jsrun", "Accepted, with a word: use jsrun itself to start ranks"),
-        value("mpi-args", "ARGS", "Accepted, with a word").allow_hyphen_values(true),
-        value("binding-args", "ARGS", "Accepted, with a word").allow_hyphen_values(true),
+        switch("gloo", "Use Corro's own transports, which are used in any case"),
+        switch("mpi", "No effect: MPI is not needed"),
+        switch("jsrun", "No effect: use jsrun itself to start ranks"),
+        value("mpi-args", "ARGS", "No effect: for MPI").allow_hyphen_values(true),
+        value("binding-args", "ARGS", "No effect: for MPI").allow_hyphen_values(true),
     ];
     let mut command = Command::new(name)
         .about("Starts a job of several processes, here and on other hosts")
         .override_usage(format!("{name} -np N [-H host:slots,...] [flags] command [arguments]"))
+        .after_help("A command that ends in .py is run by the Python beside this program.")
         .disable_version_flag(true)
         .infer_long_args(true)
         .args_override_self(true)
@@ -237,6 +241,10 @@ mod tests {
         assert_eq!((text(&m, "min-num-proc"), text(&m, "slots-per-host")), ("2".into(), "2".into()));
         assert!(m.get_flag("prefix-output-with-timestamp"));
         assert_eq!(words(&m), "-odd");
+        for line in ["-n 3 x", "-n3 x", "-n=3 x", "-np=3 x", "--num-proc=3 x"] {
+            let m = parse(line).unwrap();
+            assert_eq!((text(&m, "num-proc"), words(&m)), ("3".into(), "x".into()), "{line}");
+        }
         let m = parse("-cb").unwrap();
         assert!(m.get_flag("check-build"));
         let m = parse("--blacklist-cooldown-range 1 2 --mpi-args -x --network-interface a --network-interface b true")

@@ -71,11 +71,11 @@ pub(super) static KNOBS: &[Knob] = &[
     knob("cache-capacity", ("params", "cache_capacity"), "HOROVOD_CACHE_CAPACITY", Kind::Count,
         "Entries of the response cache"),
     knob("hierarchical-allreduce", ("params", "hierarchical_allreduce"), "HOROVOD_HIERARCHICAL_ALLREDUCE", Kind::Switch,
-        "Reduce inside each host first"),
+        "Reduce inside each host first; on by default"),
     knob("hierarchical-allgather", ("params", "hierarchical_allgather"), "HOROVOD_HIERARCHICAL_ALLGATHER", Kind::Switch,
-        "Gather inside each host first"),
+        "No effect: there is one way to gather"),
     knob("torus-allreduce", ("params", "torus_allreduce"), "HOROVOD_TORUS_ALLREDUCE", Kind::Switch,
-        "Reduce along both dimensions of a torus"),
+        "No effect: there is no torus allreduce"),
     knob("autotune", ("autotune", "enabled"), "HOROVOD_AUTOTUNE", Kind::Switch,
         "Search for the best settings while training"),
     with("autotune", knob("autotune-log-file", ("autotune", "log_file"), "HOROVOD_AUTOTUNE_LOG", Kind::Text,
@@ -99,11 +99,11 @@ pub(super) static KNOBS: &[Knob] = &[
     knob("stall-check-shutdown-time-seconds", ("stall_check", "shutdown_time_seconds"),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", Kind::Count, "Seconds of waiting before the job is ended; 0: never"),
     knob("mpi-threads-disable", ("library_options", "mpi_threads_disable"), "HOROVOD_MPI_THREADS_DISABLE", Kind::Switch,
-        "Ask MPI for a single thread"),
+        "No effect: MPI is not used"),
     knob("num-nccl-streams", ("library_options", "num_nccl_streams"), "HOROVOD_NUM_NCCL_STREAMS", Kind::Count,
-        "NCCL streams per GPU"),
+        "No effect: NCCL is not used"),
     knob("thread-affinity", ("library_options", "thread_affinity"), "HOROVOD_THREAD_AFFINITY", Kind::Counts,
-        "Cores for the ranks of a host, e.g. 0,2,4,6"),
+        "Cores for the engine's threads, one for each rank of a host, e.g. 0,2,4,6"),
     knob("gloo-timeout-seconds", ("library_options", "gloo_timeout_seconds"), "HOROVOD_GLOO_TIMEOUT_SECONDS",
         Kind::Count, "Seconds within which ranks must connect to each other"),
     knob("log-level", ("logging", "level"), "HOROVOD_LOG_LEVEL", Kind::Level,
@@ -115,25 +115,61 @@ pub(super) static KNOBS: &[Knob] = &[
 /// What was given: flag to text, not yet checked. Switches hold `1` or `0`.
 pub(super) type Given = BTreeMap<&'static str, String>;
 
-/// The variables that `flags` and `file` ask for, `flags` first.
-pub(super) fn variables(flags: &Given, file: &Given) -> Result<Vec<(String, String)>> {
+/// What settings come to.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    /// The variables they set.
+    pub(super) variables: Vec<(String, String)>,
+    /// What was asked for in vain.
+    pub(super) remarks: Vec<String>,
+}
+
+/// What `flags` and `file` ask for, `flags` first.
+pub(super) fn settings(flags: &Given, file: &Given) -> Result<Settings> {
     let given = |flag: &str| flags.get(flag).or_else(|| file.get(flag));
-    let mut variables = Vec::new();
+    let mut settings = Settings::default();
     for knob in KNOBS {
         let Some(text) = given(knob.flag) else { continue };
         let value = knob.check(text)?;
-        if knob.needs.is_some_and(|switch| given(switch).is_none_or(|v| v == "0")) {
+        let asked = if flags.contains_key(knob.flag) {
+            format!("--{}", knob.flag)
+        } else {
+            format!("the config file's {}.{}", knob.key.0, knob.key.1)
+        };
+        if let Some(why) = config::why_without_effect(knob.variable) {
+            // Who switches off what is not there has got it.
+            if knob.kind != Kind::Switch || value != "0" {
+                settings.remarks.push(format!("{asked} has no effect: {why}"));
+            }
+            continue;
+        }
+        if let Some(switch) = knob.needs.filter(|switch| given(switch).is_none_or(|v| v == "0")) {
+            settings.remarks.push(format!("{asked} has no effect without --{switch}"));
             continue;
         }
         // Both names, so that the flag beats whichever of them is already set.
-        variables.extend(config::names_of(knob.variable).map(|name| (name.to_owned(), value.clone())));
+        settings.variables.extend(config::names_of(knob.variable).map(|name| (name.to_owned(), value.clone())));
     }
-    Ok(variables)
+    Ok(settings)
 }
 
 impl Knob {
     /// What the variable is to hold, if `text` is a value this setting takes.
     fn check(&self, text: &str) -> Result<String> {
+        let value = self.convert(text)?;
+        let known = config::find(self.variable);
+        // The variable's own limits hold for the flag, whose units may be others.
+        if known.is_some_and(|variable| !variable.kind.takes(&value)) {
+            let limits = known.map(|variable| variable.kind.to_string()).unwrap_or_default();
+            return Err(Error::Usage(format!(
+                "--{} is {text:?}, which is too much or too little: {} is {limits}",
+                self.flag, self.variable
+            )));
+        }
+        Ok(value)
+    }
+
+    fn convert(&self, text: &str) -> Result<String> {
         let wrong = |wanted: &str| Error::Usage(format!("--{} is {text:?}, which is not {wanted}", self.flag));
         let count = |t: &str| t.trim().parse::<u64>().ok();
         let amount = |t: &str| t.trim().parse::<f64>().ok().filter(|n| *n >= 0.0 && n.is_finite());
@@ -174,7 +210,7 @@ mod tests {
     }
 
     fn horovod(flags: &[(&'static str, &str)], file: &[(&'static str, &str)]) -> Vec<(String, String)> {
-        let all = variables(&given(flags), &given(file)).unwrap();
+        let all = settings(&given(flags), &given(file)).unwrap().variables;
         all.into_iter().filter(|(name, _)| name.starts_with("HOROVOD_")).collect()
     }
 
@@ -203,7 +239,7 @@ mod tests {
 
     #[test]
     fn our_name_is_set_as_well_because_it_wins() {
-        let all = variables(&given(&[("fusion-threshold-mb", "1")]), &Given::new()).unwrap();
+        let all = settings(&given(&[("fusion-threshold-mb", "1")]), &Given::new()).unwrap().variables;
         assert!(all.contains(&("CORRO_FUSION_THRESHOLD".into(), "1048576".into())), "{all:?}");
     }
 
@@ -218,9 +254,40 @@ mod tests {
             ("log-level", "loud"),
             ("thread-affinity", "0,,1"),
             ("fusion-threshold-mb", "99999999999999999"),
+            // Fits a number, but no memory: 65 GiB.
+            ("fusion-threshold-mb", "66560"),
+            ("autotune-steps-per-sample", "0"),
         ] {
-            let error = variables(&given(&[(flag, text)]), &Given::new()).unwrap_err().to_string();
+            let error = settings(&given(&[(flag, text)]), &Given::new()).unwrap_err().to_string();
             assert!(error.contains(flag) && error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_effect_is_said_once_and_not_passed_on() {
+        for (flags, file, want) in [
+            (&[("torus-allreduce", "1")][..], &[][..], "--torus-allreduce has no effect: Corro has no torus allreduce"),
+            (&[], &[("num-nccl-streams", "2")], "the config file's library_options.num_nccl_streams has no effect: "),
+            (&[("timeline-mark-cycles", "1")], &[], "--timeline-mark-cycles has no effect without --timeline-filename"),
+            (
+                &[("autotune", "0"), ("autotune-log-file", "x")],
+                &[],
+                "--autotune-log-file has no effect without --autotune",
+            ),
+        ] {
+            let settings = settings(&given(flags), &given(file)).unwrap();
+            assert!(settings.remarks.len() == 1 && settings.remarks[0].starts_with(want), "{:?}", settings.remarks);
+            assert!(!settings.variables.iter().any(|(name, _)| name.contains("TORUS") || name.contains("NCCL")));
+        }
+        assert!(settings(&given(&[("torus-allreduce", "0")]), &Given::new()).unwrap().remarks.is_empty());
+    }
+
+    /// A flag whose variable nobody reads and nobody calls without effect would be silent.
+    #[test]
+    fn every_knob_works_or_is_known_not_to() {
+        for knob in KNOBS {
+            let known = config::find(knob.variable).is_some();
+            assert!(known != config::why_without_effect(knob.variable).is_some(), "--{}", knob.flag);
         }
     }
 }

@@ -14,9 +14,12 @@
 mod check_build;
 mod config_file;
 mod doctor;
+mod exit;
 mod flags;
 mod knobs;
+mod program;
 mod request;
+mod script;
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
@@ -24,22 +27,12 @@ use std::path::Path;
 
 use corro_core::{Error, Result, config};
 
+use exit::{USAGE_ERROR, complain};
+pub use program::program;
 pub use request::Plan;
 
 use crate::lifecycle::Failure;
 use crate::output::{Output, Style};
-
-const USAGE_ERROR: u8 = 2;
-
-const HELP: &str = "\
-usage: corro COMMAND ...
-
-  run      start a job of several processes, here and on other hosts
-  doctor   check this machine, and hosts given with -H, for what jobs need
-  agent    what `run` starts on each host; not for people
-
-`corro COMMAND --help` says more. As `horovodrun`, this program takes Horovod's flags.
-";
 
 /// The program: takes its words, the first of which is its own name, and gives its exit code. `agent` is the command that
 /// starts an agent where that is not this very program with the word `agent` behind it (in Python, say).
@@ -56,32 +49,26 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
         "run" => run("corro run", rest, agent),
         "horovodrun" => run("horovodrun", rest, agent),
         "doctor" => doctor::main(rest, agent),
-        "agent" => match crate::agent::serve() {
-            Ok(code) => code as u8,
-            Err(e) => complain("corro agent", &e),
-        },
+        "agent" => {
+            corro_log::init(&format!("agent on {}", corro_transport::host_name()));
+            match crate::agent::serve() {
+                Ok(code) => code as u8,
+                Err(e) => complain("corro agent", &e),
+            }
+        }
+        "completion" => program::completion(rest),
         "--version" | "-V" | "-v" => {
             println!("corro {}", env!("CARGO_PKG_VERSION"));
             0
         }
-        "--help" | "-h" | "help" => {
-            print!("{HELP}");
-            0
-        }
+        "--help" | "-h" => program::help(&[]),
+        "help" => program::help(rest),
         "" => {
-            eprint!("{HELP}");
+            eprint!("{}", program().render_help());
             USAGE_ERROR
         }
-        other => {
-            eprintln!("corro: {other:?} is not a command; known: run, doctor");
-            USAGE_ERROR
-        }
+        other => program::unknown(other),
     }
-}
-
-fn complain(name: &str, error: &Error) -> u8 {
-    eprintln!("{name}: {error}");
-    if matches!(error, Error::Usage(_)) { USAGE_ERROR } else { 1 }
 }
 
 /// A run as asked for on a command line, for programs that start jobs themselves.
@@ -98,7 +85,7 @@ pub struct Asked {
 pub fn understand(words: &[OsString], agent: Option<&[OsString]>) -> Result<Asked> {
     let wrong = |e: clap::Error| Error::Usage(e.to_string().trim_start_matches("error: ").trim_end().to_owned());
     let matches = flags::parse("corro run", words).map_err(wrong)?;
-    let request = request::understand(&matches, agent)?;
+    let request = request::understand(&matches, agent, &config::review_own())?;
     let output = output(&request)?;
     Ok(Asked { plan: request.plan, output, remarks: request.remarks })
 }
@@ -106,10 +93,7 @@ pub fn understand(words: &[OsString], agent: Option<&[OsString]>) -> Result<Aske
 fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8 {
     let matches = match flags::parse(name, words) {
         Ok(matches) => matches,
-        Err(e) => {
-            let _ = e.print();
-            return if e.use_stderr() { USAGE_ERROR } else { 0 };
-        }
+        Err(e) => return exit::show(&e),
     };
     if matches.get_flag("version") {
         println!("{} (corro {})", check_build::HOROVOD, env!("CARGO_PKG_VERSION"));
@@ -119,7 +103,7 @@ fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8
         print!("{}", check_build::table());
         return 0;
     }
-    request::understand(&matches, agent)
+    request::understand(&matches, agent, &config::review_own())
         .and_then(|request| start(name, &request))
         .unwrap_or_else(|e| complain(name, &e))
 }
@@ -133,6 +117,8 @@ fn output(request: &request::Request) -> Result<Output> {
     };
     let style = Style {
         timestamps: request.timestamps,
+        bare: request.bare,
+        only: request.only.clone(),
         colour,
         same_place: is_same_place(&stdout, &stderr),
         directory: request.directory.clone(),
@@ -145,6 +131,7 @@ fn start(name: &str, request: &request::Request) -> Result<u8> {
         eprintln!("{name}: {remark}");
     }
     let output = output(request)?;
+    corro_log::init_with(request.log(), "launcher");
     let signals = signals::block()?;
     let ready = |control| signals::pass_on(signals, control);
     let outcome = request.plan.run(output, ready)?;

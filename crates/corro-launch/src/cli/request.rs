@@ -9,11 +9,11 @@ use corro_core::{Error, Result, config};
 use corro_membership::Rules;
 
 use super::config_file::{self, ConfigFile};
-use super::{flags, knobs};
+use super::{flags, knobs, script};
 use crate::elastic::{ElasticJob, Hosts};
 use crate::hosts::{self, Host};
 use crate::job::{Control, Job, Outcome};
-use crate::output::Output;
+use crate::output::{Output, Ranks};
 use crate::placement;
 use crate::remote::{HostKeys, Remote};
 
@@ -21,10 +21,29 @@ use crate::remote::{HostKeys, Remote};
 pub(super) struct Request {
     pub(super) plan: Plan,
     pub(super) timestamps: bool,
+    pub(super) bare: bool,
+    pub(super) only: Option<Ranks>,
     pub(super) directory: Option<PathBuf>,
     pub(super) color: String,
     /// What the user should know before it starts.
     pub(super) remarks: Vec<String>,
+}
+
+impl Request {
+    /// The launcher's own log: as loud as that of the ranks.
+    pub(super) fn log(&self) -> corro_log::Options {
+        let job = match &self.plan {
+            Plan::Fixed(job) => job,
+            Plan::Elastic(elastic) => &elastic.job,
+        };
+        let flag = |variable: &config::Variable| {
+            job.variables.iter().find(|(name, _)| name == variable.name).map(|(_, value)| value.as_str())
+        };
+        let mut log = corro_log::Options::from_env();
+        log.least = flag(&config::LOG_LEVEL).and_then(corro_log::level).unwrap_or(log.least);
+        log.with_time = flag(&config::LOG_HIDE_TIME).map_or(log.with_time, |hide| hide == "0");
+        log
+    }
 }
 
 /// What kind of job it is.
@@ -61,8 +80,12 @@ impl Plan {
     }
 }
 
-/// Reads the flags, and the files they name.
-pub(super) fn understand(matches: &ArgMatches, agent: Option<&[OsString]>) -> Result<Request> {
+/// Reads the flags, and the files they name. `reviewed` is what there is to say about the environment.
+pub(super) fn understand(
+    matches: &ArgMatches,
+    agent: Option<&[OsString]>,
+    reviewed: &[config::Remark],
+) -> Result<Request> {
     let text = |flag: &str| matches.get_one::<String>(flag).cloned();
     let file = match text("config-file") {
         Some(path) => config_file::parse(&read(&path, "--config-file")?, &path)?,
@@ -73,12 +96,13 @@ pub(super) fn understand(matches: &ArgMatches, agent: Option<&[OsString]>) -> Re
         .iter()
         .map(|key| format!("the config file's {key:?} means nothing to corro and is left out"))
         .collect();
-    let variables = knobs::variables(&flags::settings(matches), &file.given)?;
+    let settings = knobs::settings(&flags::settings(matches), &file.given)?;
+    remarks.extend(settings.remarks);
     if matches.get_flag("jsrun") && config::foreign("LSB_JOBID").is_none() {
         return Err(Error::Usage("--jsrun is for jobs of LSF, and this is none: LSB_JOBID is not set".into()));
     }
     let rules = elastic_rules(matches)?;
-    remark_on_others(matches, file.controller.as_deref(), &mut remarks);
+    remark_on_others(matches, file.controller.as_deref(), rules.is_some(), &mut remarks);
 
     let command: Vec<OsString> = matches.get_many::<OsString>("command").unwrap_or_default().cloned().collect();
     if command.is_empty() {
@@ -90,11 +114,36 @@ pub(super) fn understand(matches: &ArgMatches, agent: Option<&[OsString]>) -> Re
         Some(_) => Vec::new(),
         None => size_and_hosts(matches).and_then(|(size, hosts)| placement::place(size, &hosts))?,
     };
-    let mut job = Job::new(command, placement)?;
-    job.variables = variables;
+    let mut job = Job::new(script::with_python(command), placement)?;
+    job.variables = settings.variables;
+    if !reviewed.is_empty() {
+        // Ranks need not say it again.
+        let names: Vec<&str> = reviewed.iter().map(|remark| remark.name.as_str()).collect();
+        job.variables.push((config::REPORTED.name.into(), names.join(",")));
+        remarks.extend(reviewed.iter().map(|remark| remark.text.clone()));
+    }
     if let Some(agent) = agent {
         job.agent = agent.to_vec();
     }
+    fill_in(matches, &mut job)?;
+    let only = wanted_ranks(matches, rules.is_none().then(|| job.size()))?;
+    let plan = match rules {
+        Some(rules) => Plan::Elastic(Box::new(elastic(matches, job, rules)?)),
+        None => Plan::Fixed(Box::new(job)),
+    };
+    Ok(Request {
+        plan,
+        timestamps: matches.get_flag("prefix-output-with-timestamp"),
+        bare: matches.get_flag("no-prefix"),
+        only,
+        directory: text("output-filename").map(Into::into),
+        color: text("color").unwrap_or_else(|| "auto".into()),
+        remarks,
+    })
+}
+
+/// The settings of a job that are flags alone.
+fn fill_in(matches: &ArgMatches, job: &mut Job) -> Result<()> {
     if matches.get_flag("tcp") {
         job.variables.push(("NCCL_IB_DISABLE".into(), "1".into()));
     }
@@ -114,17 +163,21 @@ pub(super) fn understand(matches: &ArgMatches, agent: Option<&[OsString]>) -> Re
         }
     }
     job.remote = remote(matches)?;
-    let plan = match rules {
-        Some(rules) => Plan::Elastic(Box::new(elastic(matches, job, rules)?)),
-        None => Plan::Fixed(Box::new(job)),
-    };
-    Ok(Request {
-        plan,
-        timestamps: matches.get_flag("prefix-output-with-timestamp"),
-        directory: text("output-filename").map(Into::into),
-        color: text("color").unwrap_or_else(|| "auto".into()),
-        remarks,
-    })
+    Ok(())
+}
+
+/// Whose output is shown. `size` is how many ranks there are, if that is known.
+fn wanted_ranks(matches: &ArgMatches, size: Option<usize>) -> Result<Option<Ranks>> {
+    let Some(list) = matches.get_one::<String>("ranks") else { return Ok(None) };
+    let ranks = Ranks::parse(list, "--ranks")?;
+    match size {
+        Some(size) if ranks.highest() >= size => Err(Error::Usage(format!(
+            "--ranks names rank {}, but this job has ranks 0 to {}",
+            ranks.highest(),
+            size - 1
+        ))),
+        _ => Ok(Some(ranks)),
+    }
 }
 
 fn size_and_hosts(matches: &ArgMatches) -> Result<(usize, Vec<Host>)> {
@@ -270,7 +323,7 @@ fn elastic(matches: &ArgMatches, job: Job, rules: Rules) -> Result<ElasticJob> {
     Ok(ElasticJob { job, rules, hosts, orphan_time: config::ELASTIC_ORPHAN_TIME.seconds(Duration::from_secs(60))? })
 }
 
-fn remark_on_others(matches: &ArgMatches, controller: Option<&str>, remarks: &mut Vec<String>) {
+fn remark_on_others(matches: &ArgMatches, controller: Option<&str>, elastic: bool, remarks: &mut Vec<String>) {
     let mpi = matches.get_flag("mpi") || (controller == Some("mpi") && !matches.get_flag("gloo"));
     if mpi {
         remarks.push(
@@ -285,8 +338,26 @@ fn remark_on_others(matches: &ArgMatches, controller: Option<&str>, remarks: &mu
             remarks.push(format!("--{flag} is for MPI and has no effect"));
         }
     }
-    if matches.get_flag("disable-cache") && matches.get_flag("verbose") {
-        remarks.push("--disable-cache: nothing is cached anyway".into());
+    if matches.get_flag("disable-cache") {
+        remarks.push("--disable-cache has no effect: nothing is cached between runs".into());
+    }
+    if matches.get_flag("tcp") {
+        remarks.push(
+            "--tcp has no effect on Corro, which uses TCP between hosts anyway; NCCL_IB_DISABLE=1 is set for the ranks"
+                .into(),
+        );
+    }
+    if !elastic {
+        for flag in ["elastic-timeout", "reset-limit", "blacklist-cooldown-range"] {
+            if matches.contains_id(flag) {
+                remarks.push(format!(
+                    "--{flag} has no effect: it is for elastic jobs (--min-np, --host-discovery-script)"
+                ));
+            }
+        }
+    }
+    if matches.contains_id("slots-per-host") && !matches.contains_id("host-discovery-script") {
+        remarks.push("--slots-per-host has no effect without --host-discovery-script".into());
     }
 }
 
@@ -312,7 +383,7 @@ mod tests {
     fn ask(line: &str) -> Result<Request> {
         let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
         let matches = flags::parse("corro run", &words).map_err(|e| Error::Usage(e.to_string()))?;
-        understand(&matches, None)
+        understand(&matches, None, &[])
     }
 
     fn why(line: &str) -> String {
@@ -354,6 +425,13 @@ mod tests {
     }
 
     #[test]
+    fn the_launchers_log_is_as_loud_as_the_ranks() {
+        let log = ask("-np 1 --log-level debug --log-without-timestamp x").unwrap().log();
+        assert_eq!(log.least, corro_log::level("debug").unwrap());
+        assert!(!log.with_time);
+    }
+
+    #[test]
     fn what_cannot_be_done_is_said() {
         for (line, word) in [
             ("x", "give -np"),
@@ -373,6 +451,8 @@ mod tests {
             ("-np -1 x", "--num-proc is \"-1\""),
             ("-np 2 --start-timeout -3 x", "--start-timeout is \"-3\""),
             ("-np 100000 x", "at most 16384"),
+            ("-np 2 --ranks x x", "--ranks is \"x\""),
+            ("-np 2 --ranks 0,2 x", "--ranks names rank 2, but this job has ranks 0 to 1"),
         ] {
             assert!(why(line).contains(word), "{line}: {}", why(line));
         }
@@ -383,5 +463,20 @@ mod tests {
         let request = ask("-np 1 --mpi --mpi-args=-x --binding-args=y true").unwrap();
         assert_eq!(request.remarks.len(), 3);
         assert!(ask("-np 1 --gloo true").unwrap().remarks.is_empty());
+        for flag in ["--tcp", "--disable-cache", "--reset-limit 3", "--slots-per-host 2", "--num-nccl-streams 2"] {
+            let remarks = ask(&format!("-np 1 {flag} true")).unwrap().remarks;
+            let name = flag.split(' ').next().unwrap();
+            assert!(remarks.len() == 1 && remarks[0].contains(name), "{flag}: {remarks:?}");
+        }
+        assert!(ask("-np 1 --min-np 1 --reset-limit 3 true").unwrap().remarks.is_empty());
+    }
+
+    #[test]
+    fn ranks_need_not_repeat_what_was_said_about_the_environment() {
+        let matches = flags::parse("corro run", &["-n", "1", "true"].map(Into::into)).unwrap();
+        let remark = |name: &str| config::Remark { name: name.into(), text: format!("{name} is odd") };
+        let request = understand(&matches, None, &[remark("CORRO_A"), remark("HOROVOD_B")]).unwrap();
+        assert_eq!(request.remarks, ["CORRO_A is odd", "HOROVOD_B is odd"]);
+        assert!(fixed(&request).variables.contains(&("CORRO_REPORTED".into(), "CORRO_A,HOROVOD_B".into())));
     }
 }

@@ -5,6 +5,7 @@
 
 mod clock;
 mod lines;
+mod ranks;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -14,14 +15,21 @@ use std::path::{Path, PathBuf};
 use corro_core::{Error, Rank, Result};
 use lines::{Page, Splitter, Writer};
 
+pub use ranks::Ranks;
+
 /// How many of a rank's last lines on standard error are kept for the end, and how long each may be.
 const LAST_LINES: usize = 30;
 const LAST_LINE_BYTES: usize = 2000;
 
 /// How output is shown.
+#[derive(Clone, Debug, Default)]
 pub struct Style {
     /// Whether each line begins with the time.
     pub timestamps: bool,
+    /// Whether lines are shown as they were written, without the rank in front of them.
+    pub bare: bool,
+    /// Whose lines are shown; `None`: everyone's. Files and last words are those of all ranks in any case.
+    pub only: Option<Ranks>,
     /// Whether prefixes are coloured.
     pub colour: bool,
     /// Whether standard output and error end up in the same place, so that lines of both must not mix.
@@ -146,14 +154,20 @@ impl Output {
         let plain = self.prefix(rank, error);
         let prefix = if self.style.colour { coloured(rank, &plain) } else { plain.clone() };
         let page = usize::from(error && !self.style.same_place);
+        let shown = self.is_shown(rank);
         let mut out = Vec::new();
         for line in whole {
-            self.pages[page].put(writer, prefix.as_bytes(), line, &mut out);
+            if shown {
+                self.pages[page].put(writer, prefix.as_bytes(), line, &mut out);
+            }
             if error {
                 remember(self.last.entry(rank).or_default(), line);
             }
         }
         self.write_file(writer, &plain, whole);
+        if out.is_empty() {
+            return Ok(());
+        }
         let sink = &mut self.sinks[usize::from(error)];
         sink.write_all(&out)?;
         sink.flush()
@@ -174,8 +188,18 @@ impl Output {
         }
     }
 
+    fn is_shown(&self, rank: Rank) -> bool {
+        let Some(only) = &self.style.only else { return true };
+        // A process of an elastic job is called by its rank once it has one.
+        let rank = self.labels.get(&rank).map_or(Some(rank), |label| label.parse().ok());
+        rank.is_some_and(|rank| only.contains(rank))
+    }
+
     fn prefix(&self, rank: Rank, error: bool) -> String {
         let time = if self.style.timestamps { clock::now() } else { String::new() };
+        if self.style.bare {
+            return time;
+        }
         let stream = if error { "stderr" } else { "stdout" };
         match self.labels.get(&rank) {
             Some(label) => format!("{time}[{label}]<{stream}>:"),
@@ -207,6 +231,9 @@ fn create(path: &Path) -> Result<BufWriter<File>> {
 
 /// Colours that can be read on light and on dark.
 fn coloured(rank: Rank, prefix: &str) -> String {
+    if prefix.is_empty() {
+        return String::new();
+    }
     const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
     format!("\x1b[{}m{prefix}\x1b[0m", COLOURS[rank % COLOURS.len()])
 }
@@ -231,7 +258,7 @@ mod tests {
     }
 
     fn style() -> Style {
-        Style { timestamps: false, colour: false, same_place: false, directory: None }
+        Style::default()
     }
 
     fn output(style: Style, size: usize) -> (Output, impl Fn() -> (String, String)) {
@@ -253,6 +280,44 @@ mod tests {
         assert_eq!(shown().0, "[1]<stdout>:one\n[1]<stdout>:two\n[0]<stdout>:hello\n");
         assert_eq!(shown().1, "[1]<stderr>:oh\nend\n");
         assert_eq!(output.last_lines(1), ["oh"]);
+    }
+
+    #[test]
+    fn hidden_ranks_keep_their_files_and_last_words() {
+        let directory = std::env::temp_dir().join(format!("corro-hidden-{}", std::process::id()));
+        let only = Some(Ranks::parse("1", "--ranks").unwrap());
+        let (mut output, shown) = output(Style { only, directory: Some(directory.clone()), ..style() }, 2);
+        for rank in 0..2 {
+            output.put(rank, false, b"hello\n").unwrap();
+            output.put(rank, true, b"oh\n").unwrap();
+        }
+        assert_eq!(shown(), ("[1]<stdout>:hello\n".into(), "[1]<stderr>:oh\n".into()));
+        assert_eq!(output.last_lines(0), ["oh"]);
+        output.close();
+        assert_eq!(std::fs::read(directory.join("rank.0/stdout")).unwrap(), b"[0]<stdout>:hello\n");
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_worker_is_shown_while_its_rank_is_wanted() {
+        let only = Some(Ranks::parse("0", "--ranks").unwrap());
+        let (mut output, shown) = output(Style { only, bare: true, colour: true, ..style() }, 0);
+        output.add(7, "new".into()).unwrap();
+        output.put(7, false, b"unseated\n").unwrap();
+        output.label(7, "0".into());
+        output.put(7, false, b"seated\n").unwrap();
+        output.label(7, "1".into());
+        output.put(7, false, b"moved\n").unwrap();
+        assert_eq!(shown().0, "seated\n");
+    }
+
+    #[test]
+    fn bare_lines_are_still_whole() {
+        let (mut output, shown) = output(Style { bare: true, ..style() }, 2);
+        output.put(0, false, b"op").unwrap();
+        output.put(1, false, b"one\n").unwrap();
+        output.put(0, false, b"en\n").unwrap();
+        assert_eq!(shown().0, "one\nopen\n");
     }
 
     #[test]
