@@ -362,6 +362,25 @@ def test_run_goes_through_ssh_as_told(tmp_path: Path) -> None:
     assert "/the/key" in called
 
 
+def test_the_log_goes_to_standard_error_and_odd_variables_are_told_once() -> None:
+    script = """
+import os
+os.environ["HOROVOD_CYCEL_TIME"] = "1"
+import corro
+corro.init()
+corro.shutdown()
+"""
+    job = run_job(2, sys.executable, "-c", script, HOROVOD_TORUS_ALLREDUCE="1", CORRO_LOG_HIDE_TIME="1")
+    assert job.returncode == 0, job.stderr
+    assert job.stdout == ""
+    told = [line for line in job.stderr.splitlines() if "HOROVOD_CYCEL_TIME" in line]
+    assert len(told) == 1, job.stderr
+    assert told[0].startswith("[0]<stderr>:[W "), told
+    assert " [0 localhost]: HOROVOD_CYCEL_TIME is set" in told[0], told
+    # The launcher has told about what it saw, and no rank repeats it.
+    assert job.stderr.count("HOROVOD_TORUS_ALLREDUCE") == 1, job.stderr
+
+
 def test_a_function_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
     import corro
 
