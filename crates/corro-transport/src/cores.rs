@@ -20,13 +20,13 @@ pub fn of_the_host() -> usize {
 }
 
 /// How many numbers a list such as `0-3,8` holds.
-fn count(list: &str) -> Option<usize> {
-    let number = |text: &str| text.trim().parse::<usize>().ok();
+fn count(text: &str) -> Option<usize> {
+    let number = |digits: &str| digits.trim().parse::<usize>().ok();
     let part = |part: &str| match part.split_once('-') {
         Some((first, last)) => Some(number(last)?.checked_sub(number(first)?)? + 1),
         None => number(part).map(|_| 1),
     };
-    list.trim().split(',').map(part).sum()
+    text.trim().split(',').map(part).sum()
 }
 
 /// Whether `ranks` ranks of this host may spin while they wait: only if each has a core to itself.

@@ -23,6 +23,7 @@ const LAST_LINE_BYTES: usize = 2000;
 
 /// How output is shown.
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Style {
     /// Whether each line begins with the time.
     pub timestamps: bool,
@@ -231,10 +232,10 @@ fn create(path: &Path) -> Result<BufWriter<File>> {
 
 /// Colours that can be read on light and on dark.
 fn coloured(rank: Rank, prefix: &str) -> String {
+    const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
     if prefix.is_empty() {
         return String::new();
     }
-    const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
     format!("\x1b[{}m{prefix}\x1b[0m", COLOURS[rank % COLOURS.len()])
 }
 
