@@ -6,10 +6,11 @@
 //! | module | owns |
 //! | --- | --- |
 //! | [`api`] | TensorFlow's functions |
-//! | [`done`] | the call-back of an asynchronous kernel |
+//! | [`done_callback`] | the call-back of an asynchronous kernel |
 //! | [`ops`] | definitions and shapes |
 //! | [`node`] | one node, and one call of its kernel |
 //! | [`kernel`] | from a node to a submission, and back |
+//! | [`output_memory`] | memory for large outputs |
 //! | [`run`] | how calls of kernels run |
 //! | [`failure`] | why they failed |
 //! | [`xla`] | collectives in compiled code |
@@ -17,12 +18,12 @@
 #![expect(unsafe_code, reason = "TensorFlow's C API")]
 
 mod api;
-mod done;
+mod done_callback;
 mod failure;
 mod kernel;
 mod node;
 mod ops;
-mod room;
+mod output_memory;
 mod run;
 mod xla;
 

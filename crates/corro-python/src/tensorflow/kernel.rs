@@ -13,7 +13,7 @@ use super::api::Tensor;
 use super::failure::{ABORTED, Answer, Failure};
 use super::node::{Attributes, Call};
 use super::ops::Op;
-use super::room;
+use super::output_memory;
 use crate::names;
 
 /// What a node says, read once.
@@ -28,8 +28,8 @@ pub(super) struct Kernel {
     postscale: f64,
     root: i64,
     pub(super) helping: Helping,
-    /// Somebody else has held the input, so that TensorFlow did not give it away: likely so the next time, and then room
-    /// of our own is better (see [`room`]).
+    /// Somebody else has held the input, so that TensorFlow did not give it away: likely so the next time, and then memory
+    /// of our own is better (see [`output_memory`]).
     is_kept: AtomicBool,
 }
 
@@ -102,7 +102,7 @@ impl Kernel {
         })
     }
 
-    const fn word(&self) -> &'static str {
+    const fn operation_name(&self) -> &'static str {
         match self.op {
             Op::Allreduce | Op::GroupedAllreduce => "allreduce",
             Op::Allgather | Op::GroupedAllgather => "allgather",
@@ -126,7 +126,7 @@ impl Kernel {
                 // The last input may be the process set; which one is, the outputs tell.
                 let count = call.outputs();
                 let set = self.set(call, count)?;
-                let group = self.name_in(set, &format!("grouped_{}", self.word()));
+                let group = self.name_in(set, &format!("grouped_{}", self.operation_name()));
                 (0..count)
                     .map(|i| self.submission(call, i, set, format!("{group}_{}of{count}", i + 1), Vec::new()))
                     .collect()
@@ -135,12 +135,12 @@ impl Kernel {
             Op::Alltoall => {
                 let set = self.set(call, 2)?;
                 let splits = splits(&call.input(1)?)?;
-                let name = self.name_in(set, self.word());
+                let name = self.name_in(set, self.operation_name());
                 Ok(vec![self.submission(call, 0, set, name, splits)?])
             }
             _ => {
                 let set = self.set(call, 1)?;
-                let name = self.name_in(set, self.word());
+                let name = self.name_in(set, self.operation_name());
                 Ok(vec![self.submission(call, 0, set, name, Vec::new())?])
             }
         }
@@ -157,7 +157,7 @@ impl Kernel {
         let (input, output) = match &kind {
             Kind::Allreduce { .. } | Kind::Broadcast { .. } => {
                 let apart = if self.is_kept.load(Ordering::Relaxed) {
-                    room::put(call, i, number, &dims, input.bytes())?
+                    output_memory::place(call, i, number, &dims, input.bytes())?
                 } else {
                     None
                 };
@@ -174,7 +174,7 @@ impl Kernel {
             _ => {
                 let allocate = move |shape: &Shape| {
                     let bytes = shape.bytes(dtype)?;
-                    let own = room::put(call, i, number, &shape.0, bytes);
+                    let own = output_memory::place(call, i, number, &shape.0, bytes);
                     let output = own.and_then(|own| own.map_or_else(|| call.allocate(i, number, &shape.0), Ok));
                     output.map(buffer).map_err(|failure| Error::io("output", failure.text))
                 };

@@ -13,7 +13,7 @@ use corro_core::Error;
 use corro_engine::{Outcome, Ticket};
 
 use super::api::{Api, Compute, ComputeAsync, Construction, Context, Create, DoneCallback, Status, api};
-use super::done::Done;
+use super::done_callback::Done;
 use super::failure::{Answer, Failure, engine, guarded};
 use super::kernel::Kernel;
 use super::node::{Attributes, Call};

@@ -26,8 +26,8 @@ const REGISTER: &CStr =
 struct Text {
     data: *const c_char,
     len: usize,
-    /// The capacity, if the data is on the heap.
-    room: [usize; 2],
+    /// What the memory holds at most, if the data is on the heap.
+    capacity: [usize; 2],
 }
 
 /// `XlaCustomCallStatus`: a `std::optional<std::string>`, which is empty when all went well.
@@ -50,7 +50,7 @@ pub(super) fn register() -> Result<(), String> {
     if global.is_null() || register.is_null() {
         return Err("it has no registry of custom calls".into());
     }
-    let text = |text: &'static str| Text { data: text.as_ptr().cast(), len: text.len(), room: [text.len(), 0] };
+    let text = |text: &'static str| Text { data: text.as_ptr().cast(), len: text.len(), capacity: [text.len(), 0] };
     let (target, platform) = (text(TARGET), text(PLATFORM));
     // SAFETY: functions with these mangled names have these types; the strings are only read, and copied.
     unsafe {
@@ -115,7 +115,7 @@ unsafe fn fail(status: *mut CallStatus, text: &str) {
         }
         std::ptr::copy_nonoverlapping(text.as_ptr(), copy, text.len());
         copy.add(text.len()).write(0);
-        (*status).message = Text { data: copy.cast(), len: text.len(), room: [text.len(), 0] };
+        (*status).message = Text { data: copy.cast(), len: text.len(), capacity: [text.len(), 0] };
         (*status).is_failure = true;
     }
 }

@@ -1,4 +1,4 @@
-//! Room for large outputs.
+//! Memory for large outputs.
 //!
 //! TensorFlow frees a large tensor to the system and gets the next one from there, page by cleared page: that takes about as
 //! long as reducing it. So large outputs lie in memory of our own that is used again ([`Blocks`]) and never is more than was
@@ -25,7 +25,7 @@ fn want_large_pages(at: *mut u8, bytes: usize) {
 
 /// Makes output `i` of the call a tensor in a block. `None` if it is not large, or there is no memory: then TensorFlow's own
 /// way is the right one.
-pub(super) fn put(call: Call, i: usize, dtype: c_int, dims: &[usize], bytes: usize) -> Answer<Option<Tensor>> {
+pub(super) fn place(call: Call, i: usize, dtype: c_int, dims: &[usize], bytes: usize) -> Answer<Option<Tensor>> {
     if bytes < LARGE {
         return Ok(None);
     }
@@ -49,7 +49,7 @@ pub(super) fn put(call: Call, i: usize, dtype: c_int, dims: &[usize], bytes: usi
 }
 
 /// # Safety
-/// `block` is what [`put`] gave for this memory.
+/// `block` is what [`place`] gave for this memory.
 unsafe extern "C" fn give_back(_: *mut c_void, _: usize, block: *mut c_void) {
     // SAFETY: see above; TensorFlow calls this once, when nobody holds the tensor any more.
     drop(unsafe { Box::from_raw(block.cast::<Block>()) });

@@ -1,4 +1,4 @@
-//! TensorFlow's word that a kernel is done, kept beyond the call that brought it.
+//! TensorFlow's callback that a kernel is done, kept beyond the call that brought it.
 //!
 //! An asynchronous kernel gets a pointer to a `std::function<void()>` on its caller's stack, so it must be copied before the
 //! kernel returns; the C API has no function for that. What is known about it: it is made by TensorFlow, which is built
