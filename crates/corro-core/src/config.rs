@@ -286,6 +286,7 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
     ),
     ("the user, for libraries", &["OMP_NUM_THREADS"]),
     ("Kubernetes", &["JOB_COMPLETION_INDEX"]),
+    ("TensorFlow and Keras users", &["KERAS_BACKEND", "TF_USE_LEGACY_KERAS"]),
     ("the system", &["XDG_RUNTIME_DIR", "HOME", "SSH_CONNECTION", "NO_COLOR"]),
 ];
 

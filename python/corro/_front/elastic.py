@@ -13,8 +13,8 @@ import copy
 import ctypes
 import functools
 import queue
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from corro import _native
 from corro._errors import HorovodInternalError, HostsUpdatedInterrupt
@@ -23,6 +23,9 @@ from corro._front import process_sets as sets
 from corro._front.adapter import CPU, INT64
 from corro._front.arguments import Max
 from corro._front.objects import gather_numbers
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # What a host update was: bits of the number that the driver sends.
 REMOVED = 1
@@ -159,6 +162,11 @@ class ObjectState(State):
             setattr(self, name, value)
         super().__init__(bcast_object, get_rank)
 
+    if TYPE_CHECKING:
+        # The attributes are what the program has given: `state.epoch` is there if it said `epoch=0`.
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
     def save(self) -> None:
         self._saved_state = {name: _copied(getattr(self, name)) for name in self._saved_state}
 
@@ -177,11 +185,12 @@ class ObjectState(State):
         self.save()
 
 
-def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+def run_fn(func: Callable[P, R], reset: Callable[[], None]) -> Callable[P, R]:
     """`func(state, ...)`, started again whenever ranks are lost or hosts change."""
 
     @functools.wraps(func)
-    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        state = _state_of(args, kwargs)
         notifications.init()
         notifications.register_listener(state)
         skip_sync = restarting = False
@@ -192,7 +201,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                         reset()
                         state.on_reset()
                     state._begin(skip_sync)
-                    return func(state, *args, **kwargs)
+                    return func(*args, **kwargs)
                 except HorovodInternalError as error:
                     if not error.retryable:
                         raise
@@ -206,6 +215,13 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
             notifications.remove_listener(state)
 
     return wrapper
+
+
+def _state_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> State:
+    """The state that an elastic function was called with: its first argument."""
+    if not args and "state" not in kwargs:
+        raise TypeError("a function of hvd.elastic.run is called with its state first, as in train(state).")
+    return args[0] if args else kwargs["state"]
 
 
 def restart() -> None:

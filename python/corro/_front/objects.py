@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import io
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from corro import _native
 from corro._front.adapter import CPU, INT64, UINT8
 from corro._front.process_sets import ProcessSet, global_process_set
+
+T = TypeVar("T")
 
 
 def broadcast_object(
@@ -36,13 +38,13 @@ def _broadcast(
     _native.run("broadcast", view, view, process_set.process_set_id, name, root=root_rank)
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """The objects of all ranks, in rank order, on every rank."""
     name = name or "allgather_object"
     data = bytearray(cloudpickle.dumps(obj))
     lengths = gather_numbers([len(data)], f"{name}.length", process_set)
     joined = _allgather(data, UINT8, 1, f"{name}.data", process_set)
-    objects = []
+    objects: list[T] = []
     start = 0
     for length in lengths:
         objects.append(cloudpickle.loads(joined[start : start + length]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any, Protocol
 
+from corro._keras.installed import is_keras2
+
 
 class Backend(Protocol):
     """What a module `on_<backend>` offers. Tensors are the backend's own; inside a compiled step, its symbols."""
@@ -65,10 +67,3 @@ def backend_of(keras: Any) -> Any:
             f"Set KERAS_BACKEND to one of them."
         )
     return importlib.import_module(_MODULES[name])
-
-
-def is_keras2(keras: Any) -> bool:
-    """Whether this is the old Keras, which the package `tf_keras` keeps alive."""
-    # What `tf.keras` then stands for is a part of that package without a version of its own.
-    version = getattr(keras, "__version__", None)
-    return version is None or int(version.split(".")[0]) < 3

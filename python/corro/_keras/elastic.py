@@ -10,19 +10,19 @@ import numpy as np
 
 from corro._errors import HorovodInternalError
 from corro._front import basics
-from corro._front.elastic import ObjectState, restart, run_fn
+from corro._front.elastic import ObjectState, P, R, restart, run_fn
 from corro._front.objects import broadcast_object
 from corro._keras.backends import backend_of
 from corro._keras.callbacks import bring_variables, variables_of
 from corro._keras.values import as_array, broadcast_variables
 
 
-def run(keras: Any, func: Callable[..., Any]) -> Callable[..., Any]:
+def run(keras: Any, func: Callable[P, R]) -> Callable[P, R]:
     """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
     backend = backend_of(keras)
 
     @functools.wraps(func)
-    def translated(*args: Any, **kwargs: Any) -> Any:
+    def translated(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return func(*args, **kwargs)
         except Exception as error:

@@ -47,6 +47,18 @@ def checked_groups(groups: Any, num_groups: int) -> Any:
     return groups
 
 
+def is_distributed(optimizer: Any) -> bool:
+    return "_reducer" in getattr(optimizer, "__dict__", {})
+
+
+def distributed_part(optimizer: Any) -> Any:
+    """The distributed optimizer in `optimizer`, which Keras may have wrapped to scale losses; None if there is none."""
+    for candidate in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if candidate is not None and is_distributed(candidate):
+            return candidate
+    return None
+
+
 class Reducer:
     """What the arguments of `DistributedOptimizer` say, ready to be used in every step."""
 

@@ -82,6 +82,10 @@ def scale(tensor: Any, factor: float) -> Any:
     return tensor * tf.cast(factor, tensor.dtype)
 
 
+def as_tensor(value: Any) -> Any:
+    return tf.convert_to_tensor(value)
+
+
 def as_number(truth: Any) -> Any:
     return tf.cast(truth, tf.int32)
 

@@ -6,13 +6,14 @@ import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from corro._front.arguments import Average
 from corro._front.process_sets import ProcessSet, global_process_set
-from corro._keras import keras2, manners
-from corro._keras.backends import backend_of, is_keras2
-from corro._keras.gradients import Reducer, checked_groups
+from corro._keras import keras2, patches
+from corro._keras.backends import backend_of
+from corro._keras.gradients import Reducer, checked_groups, is_distributed
+from corro._keras.installed import is_keras2, keras_of
 
 
 class VariableList(list[Any]):
@@ -46,13 +47,14 @@ def distributed(keras: Any, optimizer: Any, settings: Settings) -> Any:
     The result is an instance of a subclass of the optimizer's class and is saved as that class: a model saved with it is
     loaded by plain Keras. An optimizer that has been built keeps its state; a new one is copied.
     """
+    keras = keras_of(optimizer, otherwise=keras)
     if not isinstance(optimizer, keras.optimizers.Optimizer) and not is_keras2(keras):
         raise ValueError(
             f"DistributedOptimizer takes an optimizer of the Keras in use ({keras.__name__} {keras.__version__}), "
             f"such as keras.optimizers.Adam(), not {type(optimizer).__module__}.{type(optimizer).__name__}. "
             f"For optimizers of tf.compat.v1 there is corro.tensorflow.DistributedOptimizer."
         )
-    if manners.is_distributed(optimizer):
+    if is_distributed(optimizer):
         raise ValueError("this optimizer is distributed already: wrapping it twice would reduce gradients twice.")
     if settings.backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")
@@ -69,7 +71,7 @@ def distributed(keras: Any, optimizer: Any, settings: Settings) -> Any:
         settings.scale_local_gradients,
     )
     reducer.add_local_layers(_checked_layers(keras, settings.local_layers))
-    manners.teach(keras)
+    patches.patch_training(keras)
     twin = _keras2_twin(optimizer) if is_keras2(keras) else _keras3_twin(keras, optimizer, settings)
     twin._distribute(reducer, settings.backward_passes_per_step, settings.average_aggregated_gradients)
     return twin
@@ -149,6 +151,13 @@ def _source(optimizer: Any) -> Any:
     return copy
 
 
+class PassesSoFar(NamedTuple):
+    """How many backward passes have been added up since the last step, and of how many."""
+
+    counter: Any
+    backward_passes_per_step: int
+
+
 # What a distributed optimizer has beside the attributes of its class.
 OURS = ("_reducer", "_passes", "_average_passes", "_inside", "_pending")
 
@@ -220,6 +229,11 @@ class DistributedKeras3:
     @lr.setter
     def lr(self, rate: Any) -> None:
         self.learning_rate = rate
+
+    @property
+    def _agg_helper(self) -> PassesSoFar | None:
+        """By Horovod's name: programs look at its counter."""
+        return PassesSoFar(self._iterations % self._passes, self._passes) if self._passes > 1 else None
 
     @property
     def iterations(self) -> Any:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-from corro._keras import manners
 from corro._keras.backends import backend_of
+from corro._keras.gradients import distributed_part
 
 
 def load_model(
@@ -26,9 +26,9 @@ def load_model(
     if optimizer is None:
         return model
     restored = _with_state(optimizer, model, str(filepath))
-    if restored is optimizer and manners.distributed_part(optimizer) is not None:
+    if restored is optimizer and distributed_part(optimizer) is not None:
         return model
-    distributed = restored if manners.distributed_part(restored) is not None else wrap(restored)
+    distributed = restored if distributed_part(restored) is not None else wrap(restored)
     model.optimizer = distributed
     # What `compile` was called with is saved with the model, and compared with nothing else.
     described = getattr(getattr(model, "_compile_config", None), "config", None)

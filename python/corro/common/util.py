@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sysconfig
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from corro._errors import HorovodVersionMismatchError, get_version_mismatch_message
 from corro._front import arguments, basics
 from corro._front.process_sets import global_process_set
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _cache(f: Callable[P, T]) -> Callable[P, T]:
+    """`f`, which is called once for each list of arguments. Private by its name, but programs decorate with it."""
+    results: dict[Any, T] = {}
+    lock = threading.RLock()
+
+    @functools.wraps(f)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        key = (args, frozenset(kwargs.items()))
+        with lock:
+            if key not in results:
+                results[key] = f(*args, **kwargs)
+            return results[key]
+
+    return wrapper
 
 
 def get_ext_suffix() -> str:

@@ -1,40 +1,33 @@
-"""`import corro.keras as hvd`: Horovod's Keras interface, for Keras 3 on TensorFlow, PyTorch and JAX."""
+"""`import corro.keras as hvd`: Horovod's Keras interface, for Keras 3 on TensorFlow, PyTorch and JAX.
+
+Where TF_USE_LEGACY_KERAS=1 asks for the old Keras of the package `tf_keras`, it is for that one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-try:
-    import keras as _keras
-except ImportError as error:
-    raise ImportError(
-        f"corro.keras needs Keras 3, which is not installed here. Install it with `pip install keras`. ({error})"
-    ) from error
-
+from corro._front import basics as _basics
 from corro._front.arguments import Adasum, Average, Sum
 from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lists them
-from corro._front.basics import __all__ as _basic_names
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, global_process_set
-from corro._keras import manners, saving
-from corro._keras.backends import backend_of, is_keras2
+from corro._keras import patches, saving
+from corro._keras.backends import backend_of
+from corro._keras.installed import is_keras2
 from corro._keras.optimizer import Settings, distributed
 from corro._keras.values import Values
 from corro._keras.values import broadcast_variables as _broadcast_variables
-
-if is_keras2(_keras):
-    raise ImportError(f"corro.keras needs Keras 3, but {_keras.__version__} is installed: `pip install -U keras`.")
-
 from corro.keras import callbacks, elastic
+from corro.keras._which import keras as _keras
 
 _backend = backend_of(_keras)
-_values = Values(_keras, _keras.ops.convert_to_tensor)
+_values = Values(_keras, _backend.as_tensor if is_keras2(_keras) else _keras.ops.convert_to_tensor)
 Compression = _backend.Compression
-manners.quiet_progress_bar(_keras)
+patches.patch_progress_bar(_keras)
 
-__all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
-    *_basic_names,
+__all__ = [
     "Adasum",
     "Average",
     "Compression",
@@ -47,12 +40,14 @@ __all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
     "broadcast",
     "broadcast_global_variables",
     "broadcast_object",
+    "broadcast_variables",
     "callbacks",
     "elastic",
     "global_process_set",
     "load_model",
     "reducescatter",
 ]
+__all__ += _basics.__all__
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from corro._keras import callbacks as what
+from corro.keras._which import keras
 
 __all__ = [
     "BestModelCheckpoint",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import keras
-
+from corro._front.elastic import P, R
 from corro._keras import callbacks as what
 from corro._keras import elastic as states
+from corro.keras._which import keras
 
 __all__ = [
     "CommitStateCallback",
@@ -19,7 +18,7 @@ __all__ = [
 ]
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[P, R]) -> Callable[P, R]:
     """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
     return states.run(keras, func)
 

@@ -22,7 +22,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
@@ -49,9 +49,11 @@ class JobFailed(RuntimeError):
         return [*lines, f"{type(self).__name__}: {self}"]
 
 
+T = TypeVar("T")
+
 
 def run(
-    func: Callable[..., Any],
+    func: Callable[..., T],
     args: Sequence[Any] = (),
     kwargs: dict[str, Any] | None = None,
     num_proc: int = 1,
@@ -80,7 +82,7 @@ def run(
     max_np: int | None = None,
     *,
     env: Mapping[str, str] | None = None,
-) -> list[Any]:
+) -> list[T]:
     """Calls `func(*args, **kwargs)` in `num_proc` processes and gives their results in the order of ranks.
 
     Parameters mean what the flags of the same name mean to `corro run`; `slots` is `--slots-per-host`, and `env` has

@@ -11,7 +11,7 @@ except ImportError as error:
     ) from error
 
 from corro._front.basics import elastic_enabled
-from corro.tensorflow import _gradients, elastic
+from corro.tensorflow import _gradients, elastic, mpi_ops
 from corro.tensorflow._dense import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from corro.tensorflow.compression import Compression
 from corro.tensorflow.functions import (
@@ -26,13 +26,12 @@ from corro.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from corro.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
 from corro.tensorflow.gradient_tape import DistributedGradientTape, PartialDistributedGradientTape
 from corro.tensorflow.mpi_ops import *  # noqa: F403 - the operations; mpi_ops.__all__ lists them
-from corro.tensorflow.mpi_ops import __all__ as _operations
 from corro.tensorflow.optimizer import DistributedOptimizer
 from corro.tensorflow.sync_batch_norm import SyncBatchNormalization
+from corro.tensorflow.util import _executing_eagerly as _executing_eagerly
 from corro.tensorflow.util import refs_to_vars, vars_to_refs
 
-__all__ = [  # noqa: PLE0604 - `_operations` is a list of names
-    *_operations,
+__all__ = [
     "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
@@ -55,5 +54,6 @@ __all__ = [  # noqa: PLE0604 - `_operations` is a list of names
     "refs_to_vars",
     "vars_to_refs",
 ]
+__all__ += mpi_ops.__all__
 
 del _gradients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,15 +36,25 @@ def _reduction_of(op: Any) -> dict[str, Any]:
     }
 
 
+def _of_its_dtype(op: Any, grads: Sequence[Any]) -> list[Any]:
+    """What came for the outputs of a node, each in the dtype of its output.
+
+    Callers may bring others, as `tape.gradient(..., output_gradients=...)` does with arrays of NumPy's float64. A group is
+    of one dtype, and what flows back must have the dtype of what it belongs to.
+    """
+    return [tf.cast(grad, output.dtype) for grad, output in zip(grads, op.outputs, strict=False)]
+
+
 @tf.RegisterGradient("HorovodAllreduce")
 def _allreduce_grad(op: Any, grad: Any) -> list[Any]:
+    (grad,) = _of_its_dtype(op, [grad])
     return [_allreduce(grad, process_set=_set_of(op, 1), **_reduction_of(op)), *_none_for_the_set(op, 1)]
 
 
 @tf.RegisterGradient("HorovodGroupedAllreduce")
 def _grouped_allreduce_grad(op: Any, *grads: Any) -> list[Any]:
     own = len(grads)
-    reduced = _grouped_allreduce(grads, process_set=_set_of(op, own), **_reduction_of(op))
+    reduced = _grouped_allreduce(_of_its_dtype(op, grads), process_set=_set_of(op, own), **_reduction_of(op))
     return [*reduced, *_none_for_the_set(op, own)]
 
 
@@ -60,6 +71,7 @@ def _own_rows(op: Any, own: int, grads: Any) -> list[Any]:
 
 @tf.RegisterGradient("HorovodAllgather")
 def _allgather_grad(op: Any, grad: Any) -> list[Any]:
+    (grad,) = _of_its_dtype(op, [grad])
     whole = _allreduce(grad, op=Average, process_set=_set_of(op, 1))
     return [*_own_rows(op, 1, [whole]), *_none_for_the_set(op, 1)]
 
@@ -67,12 +79,13 @@ def _allgather_grad(op: Any, grad: Any) -> list[Any]:
 @tf.RegisterGradient("HorovodGroupedAllgather")
 def _grouped_allgather_grad(op: Any, *grads: Any) -> list[Any]:
     own = len(grads)
-    whole = _grouped_allreduce(grads, op=Average, process_set=_set_of(op, own))
+    whole = _grouped_allreduce(_of_its_dtype(op, grads), op=Average, process_set=_set_of(op, own))
     return [*_own_rows(op, own, whole), *_none_for_the_set(op, own)]
 
 
 @tf.RegisterGradient("HorovodBroadcast")
 def _broadcast_grad(op: Any, grad: Any) -> list[Any]:
+    (grad,) = _of_its_dtype(op, [grad])
     reduced = _allreduce(grad, op=Average, process_set=_set_of(op, 1))
     is_root = tf.equal(rank_op(), op.get_attr("root_rank"))
     return [tf.where(is_root, reduced, tf.zeros_like(reduced)), *_none_for_the_set(op, 1)]
@@ -80,6 +93,7 @@ def _broadcast_grad(op: Any, grad: Any) -> list[Any]:
 
 @tf.RegisterGradient("HorovodAlltoall")
 def _alltoall_grad(op: Any, grad: Any, _of_splits: Any) -> list[Any]:
+    (grad,) = _of_its_dtype(op, [grad])
     back, _ = alltoall(grad, splits=op.outputs[1], process_set=_set_of(op, 2))
     kept = tf.shape(op.inputs[0])[0] - tf.shape(back)[0]
     padding = tf.concat([[kept], tf.shape(back)[1:]], axis=0)
@@ -98,13 +112,15 @@ def _unscattered(op: Any, own: int, grad: Any) -> Any:
 
 @tf.RegisterGradient("HorovodReducescatter")
 def _reducescatter_grad(op: Any, grad: Any) -> list[Any]:
+    (grad,) = _of_its_dtype(op, [grad])
     return [allgather(_unscattered(op, 1, grad), process_set=_set_of(op, 1)), *_none_for_the_set(op, 1)]
 
 
 @tf.RegisterGradient("HorovodGroupedReducescatter")
 def _grouped_reducescatter_grad(op: Any, *grads: Any) -> list[Any]:
     own = len(grads)
-    whole = grouped_allgather([_unscattered(op, own, grad) for grad in grads], process_set=_set_of(op, own))
+    scaled = [_unscattered(op, own, grad) for grad in _of_its_dtype(op, grads)]
+    whole = grouped_allgather(scaled, process_set=_set_of(op, own))
     return [*whole, *_none_for_the_set(op, own)]
 
 

@@ -5,6 +5,7 @@ Everything about such a call is constant in the compiled program: shapes, names,
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ def compiling() -> bool:
     if tf.executing_eagerly():
         return False
     try:
-        from tensorflow.python.ops import control_flow_util
+        control_flow_util = importlib.import_module("tensorflow.python.ops.control_flow_util")
     except ImportError:
         return False  # TensorFlow then says itself that it cannot compile the operation.
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
@@ -52,7 +53,8 @@ def allreduce(
     @tf.custom_gradient
     def call(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
         reduced = _call("allreduce", tensor, name, op, (prescale_factor, postscale_factor), process_set)
-        return reduced, lambda grad: allreduce(grad, None, op, prescale_factor, postscale_factor, process_set)
+        scaling = (prescale_factor, postscale_factor)
+        return reduced, lambda grad: allreduce(tf.cast(grad, tensor.dtype), None, op, *scaling, process_set)
 
     return call(tensor)
 
@@ -64,7 +66,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Any) -
     @tf.custom_gradient
     def call(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
         def gradient(grad: Any) -> Any:
-            reduced = allreduce(grad, None, Average, 1.0, 1.0, process_set)
+            reduced = allreduce(tf.cast(grad, tensor.dtype), None, Average, 1.0, 1.0, process_set)
             return reduced if _native.rank() == root_rank else tf.zeros_like(reduced)
 
         return _call("broadcast", tensor, name, root_rank, (1.0, 1.0), process_set), gradient

@@ -11,25 +11,25 @@ import tensorflow as tf
 
 from corro._errors import HorovodInternalError
 from corro._front import basics
-from corro._front.elastic import ObjectState, restart, run_fn
+from corro._front.elastic import ObjectState, P, R, restart, run_fn
 from corro._front.objects import broadcast_object
 from corro.tensorflow.functions import broadcast_variables, tf_variable
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[P, R]) -> Callable[P, R]:
     """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
     return run_fn(_translated(func), restart)
 
 
-def _translated(func: Callable[..., Any]) -> Callable[..., Any]:
+def _translated(func: Callable[P, R]) -> Callable[P, R]:
     """`func`, with the failures of collectives as what the other fronts raise."""
 
     @functools.wraps(func)
-    def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return func(state, *args, **kwargs)
+            return func(*args, **kwargs)
         except tf.errors.OpError as error:
             # What a collective failed with comes through TensorFlow, as TensorFlow's.
             if is_lost_collective(error):

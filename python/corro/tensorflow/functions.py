@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -11,6 +11,8 @@ from corro._front import objects
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.tensorflow.mpi_ops import AnySet, broadcast, broadcast_
 from corro.tensorflow.util import as_it_is, is_keras_variable
+
+T = TypeVar("T")
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -91,7 +93,7 @@ def broadcast_object_fn(
 
 
 def allgather_object(
-    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
+    obj: T, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[T]:
     """The objects of all ranks, in rank order."""
     return objects.allgather_object(obj, name, process_set)

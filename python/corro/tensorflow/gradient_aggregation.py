@@ -100,7 +100,8 @@ class LocalGradientAggregationHelper:
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the gradients of the k-th call; otherwise only counts the step."""
-        if self._is_due is None:
+        due, self._is_due = self._is_due, None
+        if due is None:
             return apply_grads_closure()
 
         def apply() -> Any:
@@ -117,7 +118,7 @@ class LocalGradientAggregationHelper:
             with tf.control_dependencies([step.assign_add(tf.ones_like(step))]):
                 return tf.constant(False)
 
-        return tf.cond(self._is_due, apply, count)
+        return tf.cond(due, apply, count)
 
 
 def _zeros(gradient: Any, variable: Any) -> Any:

@@ -11,15 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from corro._errors import HorovodInternalError
+from corro._errors import HorovodInternalError, UnregisteredProcessSet
 from corro._front import arguments, basics
 from corro._front.arguments import Adasum, Average, Max, Min, Product, Sum
 from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lists them
-from corro._front.basics import __all__ as _basic_names
 from corro._front.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
+    process_set_by_id,
     remove_process_set,
 )
 from corro.common.basics import HorovodBasics
@@ -31,8 +31,7 @@ from corro.tensorflow.util import InvalidArgument, as_it_is, is_keras_variable
 # A process set, its number, or a scalar int32 tensor with the number, which is read when the operation runs.
 AnySet = Any
 
-__all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
-    *_basic_names,
+__all__ = [
     "Adasum",
     "Average",
     "HorovodInternalError",
@@ -60,6 +59,7 @@ __all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
     "remove_process_set",
     "size_op",
 ]
+__all__ += basics.__all__
 
 
 # Kept for scripts that reach for the object behind the functions above.
@@ -90,9 +90,20 @@ def _where(process_set: AnySet) -> dict[str, Any]:
         if process_set.process_set_id is None:
             raise InvalidArgument(None, None, f"{process_set} does not exist, or has not been registered.")
         return {"process_set": [], "process_set_id": process_set.process_set_id}
-    if tf.is_tensor(process_set) or isinstance(process_set, tf.Variable):
+    if (tf.is_tensor(process_set) or isinstance(process_set, tf.Variable)) and not tf.executing_eagerly():
         return {"process_set": [tf.cast(process_set, tf.int32)]}
-    return {"process_set": [], "process_set_id": int(process_set)}
+    return {"process_set": [], "process_set_id": _registered_number(int(process_set))}
+
+
+def _registered_number(number: int) -> int:
+    """The number of a process set, refused here if there is no such set: a kernel could only say so later."""
+    # Before `init` a graph may be built for sets that are yet to come.
+    if number != 0 and basics.is_initialized():
+        try:
+            process_set_by_id(number)
+        except UnregisteredProcessSet as error:
+            raise InvalidArgument(None, None, str(error)) from None
+    return number
 
 
 def _called(kind: str, name: str | None, tensors: Sequence[Any], ignore_name_scope: bool) -> dict[str, Any]:

@@ -31,14 +31,14 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[valid-type] # TensorFlow h
         super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = reduction
-        self._aggregation: LocalGradientAggregationHelper | None = None
+        self._agg_helper: LocalGradientAggregationHelper | None = None
         if backward_passes_per_step > 1:
             if tf.executing_eagerly():
                 raise ValueError(
                     "backward_passes_per_step > 1 is not supported yet for optimizer instances with TF 1 style in "
                     "eager execution. Use a Keras optimizer."
                 )
-            self._aggregation = LocalGradientAggregationHelper(
+            self._agg_helper = LocalGradientAggregationHelper(
                 backward_passes_per_step, reduction, reduction.sparse_as_dense, average_aggregated_gradients
             )
 
@@ -51,15 +51,15 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[valid-type] # TensorFlow h
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients = [gradient for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
-        if self._aggregation is not None:
-            reduced = self._aggregation.compute_gradients(gradients, variables)
+        if self._agg_helper is not None:
+            reduced = self._agg_helper.compute_gradients(gradients, variables)
         else:
             reduced = self._reduction(gradients, variables)
         return list(zip(reduced, variables, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        if self._aggregation is not None:
-            return self._aggregation.apply_gradients(
+        if self._agg_helper is not None:
+            return self._agg_helper.apply_gradients(
                 lambda: self._optimizer.apply_gradients(*args, **kwargs), self._optimizer, *args, **kwargs
             )
         return self._optimizer.apply_gradients(*args, **kwargs)

@@ -146,6 +146,42 @@ def test_gradient_of_reducescatter_is_gathered(mode, op, factor):
 
 
 @MODES
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: [hvd.allreduce(x[0], op=hvd.Average)],
+        lambda x: hvd.grouped_allreduce(x, op=hvd.Average),
+        lambda x: [hvd.allgather(x[0])],
+        hvd.grouped_allgather,
+        lambda x: [hvd.broadcast(x[0], 0)],
+        lambda x: [hvd.alltoall(x[0])],
+        lambda x: [hvd.reducescatter(x[0])],
+        hvd.grouped_reducescatter,
+    ],
+    ids=[
+        *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather"),
+        *("broadcast", "alltoall", "reducescatter", "grouped_reducescatter"),
+    ],
+)
+def test_what_flows_back_may_come_in_another_float_type(mode, operation):
+    """In a group, of each type one; and what leaves has the type of what it belongs to."""
+
+    def gradients(*inputs, brought):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = operation(list(inputs))
+        weights = [tf.ones_like(y, dtype) for y, dtype in zip(outputs, brought, strict=False)]
+        return tape.gradient(outputs, inputs[: len(outputs)], output_gradients=weights)
+
+    inputs = [tf.ones([hvd.size(), 2]), tf.ones([hvd.size()])]
+    wanted = runs(mode, lambda *x: gradients(*x, brought=[tf.float32, tf.float32]), *inputs)
+    given = runs(mode, lambda *x: gradients(*x, brought=[tf.float64, tf.float16]), *inputs)
+    for mine, right in zip(given, wanted, strict=True):
+        assert mine.dtype == tf.float32
+        np.testing.assert_allclose(mine, right)
+
+
+@MODES
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Average])
 def test_slices_are_gathered(mode, op):
     size, me = hvd.size(), hvd.rank()
@@ -316,6 +352,30 @@ def test_what_is_refused_without_a_node_is_an_error_of_every_kind(mode, kind):
     unregistered = hvd.ProcessSet([0])
     with pytest.raises(kind, match="has not been registered"):
         runs(mode, lambda x: hvd.allreduce(x, process_set=unregistered), tf.ones([1]))
+
+
+@MODES
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, number: hvd.allreduce(x, process_set=number),
+        lambda x, number: hvd.grouped_allreduce([x], process_set=number),
+        lambda x, number: hvd.allgather(x, process_set=number),
+        lambda x, number: hvd.broadcast(x, 0, process_set=number),
+        lambda x, number: hvd.alltoall(x, process_set=number),
+        lambda x, number: hvd.reducescatter(x, process_set=number),
+        lambda x, number: hvd.size_op(process_set_id=number),
+        lambda x, number: hvd.process_set_included_op(process_set_id=number),
+    ],
+)
+def test_a_number_that_is_no_process_set_is_refused_at_the_call(mode, call):
+    """A kernel would notice too, but as an error of TensorFlow's, and in a graph only when it runs."""
+    x = tf.ones([hvd.size()])
+    with pytest.raises(ValueError, match="process set 77 does not exist"):
+        runs(mode, lambda x: call(x, 77), x)
+    if mode == "eager":
+        with pytest.raises(ValueError, match="process set 77 does not exist"):
+            call(x, tf.constant(77))
 
 
 def test_an_error_in_a_graph_reaches_the_caller():

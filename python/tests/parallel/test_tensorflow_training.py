@@ -55,6 +55,32 @@ def test_a_tape_gives_the_mean_of_all_ranks(mode, options):
     assert nothing is None
 
 
+@MODES
+def test_gradients_of_a_tape_are_final(mode):
+    """Clipped by their global norm as soon as they are there, they are the same on all ranks, and the right ones."""
+    shapes = [(7, 3), (3,), (128, 64), ()]
+    starts = [np.ones(shape, "float32") for shape in shapes]
+    variables = [tf.Variable(start) for start in starts]
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v * v) * factor for v in variables])
+        gradients = hvd.DistributedGradientTape(tape).gradient(loss, variables)
+        clipped, norm = tf.clip_by_global_norm(gradients, 1.0)
+        for variable, gradient in zip(variables, clipped, strict=True):
+            variable.assign_sub(gradient)
+        return norm
+
+    step = step if mode == "eager" else tf.function(step)
+    for number in range(5):
+        own = [2.0 * v.numpy() for v in variables]
+        norm = float(step(tf.constant(hvd.rank() + 1.0 + number)))
+        together = np.sqrt(sum((g**2).sum() for g in own)) * mean_of(lambda rank, number=number: rank + 1.0 + number)
+        np.testing.assert_allclose(norm, together, rtol=1e-5)
+    everyone = hvd.allgather_object([v.numpy().tobytes() for v in variables])
+    assert everyone == [everyone[0]] * hvd.size()
+
+
 def test_generic_names_of_slices_ignore_scopes():
     table = tf.Variable(tf.ones([hvd.size(), 2]))
 

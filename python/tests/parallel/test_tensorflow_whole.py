@@ -7,6 +7,7 @@ import random
 import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -102,6 +103,8 @@ def test_horovods_names():
     ):
         ours = importlib.import_module(f"corro.tensorflow{name}")
         assert importlib.import_module(f"horovod.tensorflow{name}") is ours
+    assert hvd._executing_eagerly() is True
+    assert tf.function(lambda: tf.constant(hvd._executing_eagerly()))().numpy() is np.False_
     from horovod.tensorflow.mpi_ops import _allreduce, _normalize_name
 
     assert _normalize_name("a/b:0") == "a_b_0"

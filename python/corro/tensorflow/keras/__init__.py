@@ -11,12 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 import corro.tensorflow
+from corro._front import basics as _basics
 from corro._front.arguments import Average, Sum
 from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lists them
-from corro._front.basics import __all__ as _basic_names
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from corro._keras import manners, saving
+from corro._keras import patches, saving
 from corro._keras.optimizer import Settings, distributed
 from corro._keras.values import Values
 from corro._keras.values import broadcast_variables as _broadcast_variables
@@ -25,10 +25,9 @@ from corro.tensorflow.keras import callbacks, elastic
 from corro.tensorflow.keras._which import keras as _keras
 
 _values = Values(_keras, tf.convert_to_tensor)
-manners.quiet_progress_bar(_keras)
+patches.patch_progress_bar(_keras)
 
-__all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
-    *_basic_names,
+__all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
@@ -41,6 +40,7 @@ __all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
     "broadcast",
     "broadcast_global_variables",
     "broadcast_object",
+    "broadcast_variables",
     "callbacks",
     "elastic",
     "global_process_set",
@@ -48,6 +48,7 @@ __all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
     "reducescatter",
     "remove_process_set",
 ]
+__all__ += _basics.__all__
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

@@ -18,24 +18,14 @@ from typing import Any
 
 from corro._front import basics
 from corro._front.arguments import Min
-from corro._keras.backends import backend_of, is_keras2
+from corro._keras.backends import backend_of
+from corro._keras.gradients import distributed_part, is_distributed
+from corro._keras.installed import is_keras2
 
-_TAUGHT = "_corro_taught"
-
-
-def is_distributed(optimizer: Any) -> bool:
-    return "_reducer" in getattr(optimizer, "__dict__", {})
+_PATCHED = "_corro_patched"
 
 
-def distributed_part(optimizer: Any) -> Any:
-    """The distributed optimizer in `optimizer`, which Keras may have wrapped to scale losses; None if there is none."""
-    for candidate in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if candidate is not None and is_distributed(candidate):
-            return candidate
-    return None
-
-
-def quiet_progress_bar(keras: Any) -> None:
+def patch_progress_bar(keras: Any) -> None:
     """Has the progress bar ask which rank this is."""
     logger = keras.callbacks.ProgbarLogger
     if is_keras2(keras):
@@ -43,7 +33,7 @@ def quiet_progress_bar(keras: Any) -> None:
     _around(logger, "set_params", _set_params)
 
 
-def teach(keras: Any) -> None:
+def patch_training(keras: Any) -> None:
     """Has Keras ask about what only matters with a distributed optimizer."""
     if is_keras2(keras):
         return
@@ -55,14 +45,14 @@ def teach(keras: Any) -> None:
 def _around(cls: Any, method: str, ours: Callable[..., Any]) -> None:
     """`cls.method(...)` becomes `ours(original, ...)`, once."""
     original = cls.__dict__[method]
-    if hasattr(original, _TAUGHT):
+    if hasattr(original, _PATCHED):
         return
 
     @functools.wraps(original)
     def asks(self: Any, *args: Any, **kwargs: Any) -> Any:
         return ours(original, self, *args, **kwargs)
 
-    setattr(asks, _TAUGHT, True)
+    setattr(asks, _PATCHED, True)
     setattr(cls, method, asks)
 
 

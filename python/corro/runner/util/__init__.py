@@ -1,0 +1,1 @@
+"""Names that Horovod keeps under `horovod.runner.util`: threads, streams and addresses."""
