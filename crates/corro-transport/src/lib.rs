@@ -17,10 +17,12 @@
 //! | `handshake`, [`secret`] | how both ends of a connection prove that they belong to the job |
 //! | [`store`] | the rendezvous: a small authenticated key-value store |
 //! | [`messages`] | many processes of a job talking to one, by messages both ways |
+//! | [`forks`] | whether this process was forked from the one that had joined |
 //! | `cores` | how many cores may be used, and so whether to spin |
 
 pub mod cores;
 mod fabric;
+pub mod forks;
 mod link;
 mod mem;
 mod place;

@@ -26,6 +26,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use corro_core::{DType, Deadline, Error, Rank, ReduceOp, Result};
+use smallvec::SmallVec;
 
 use super::counter::Counter;
 use super::peek;
@@ -418,12 +419,12 @@ impl Team {
         };
         assert!(copies.iter().all(|c| c.len == len), "lengths differ");
         assert_eq!(len % dtype.size(), 0, "not a whole number of {dtype} elements");
-        let targets = Few::of(std::iter::once(to).chain(copies.iter().map(|c| c.at)), std::ptr::null_mut());
-        let starts = Few::of(sources.iter().map(start), std::ptr::null());
+        let targets: Few<*mut u8> = std::iter::once(to).chain(copies.iter().map(|c| c.at)).collect();
+        let starts: Few<*const u8> = sources.iter().map(start).collect();
         // SAFETY: every operand has `len` valid bytes (checked above). A source is a target itself, or private memory that
         // the borrow checker keeps apart from them, or a span of another member or another place.
         unsafe {
-            corro_kernels::reduce_many(op, dtype, targets.as_slice(), starts.as_slice(), len / dtype.size(), factor);
+            corro_kernels::reduce_many(op, dtype, &targets, &starts, len / dtype.size(), factor);
         }
     }
 
@@ -540,36 +541,7 @@ impl Drop for Team {
 }
 
 /// A list that allocates only when it is long: an allocation would be most of the cost of reducing a few bytes.
-enum Few<T> {
-    Short([T; 16], usize),
-    Long(Vec<T>),
-}
-
-impl<T: Copy> Few<T> {
-    fn of(items: impl Iterator<Item = T>, filler: T) -> Self {
-        let mut short = [filler; 16];
-        let mut len = 0;
-        let mut items = items.peekable();
-        while len < short.len()
-            && let Some(item) = items.next()
-        {
-            short[len] = item;
-            len += 1;
-        }
-        if items.peek().is_none() {
-            Self::Short(short, len)
-        } else {
-            Self::Long(short.into_iter().chain(items).collect())
-        }
-    }
-
-    fn as_slice(&self) -> &[T] {
-        match self {
-            Self::Short(items, len) => &items[..*len],
-            Self::Long(items) => items,
-        }
-    }
-}
+type Few<T> = SmallVec<[T; 16]>;
 
 /// The error, if somebody declared the team dead.
 pub(crate) fn poisoned(segment: &Segment, hosts: &Hosts) -> Option<Error> {
