@@ -18,6 +18,9 @@ use crate::hash::HashMap;
 use crate::matching::{Agreed, match_requests};
 use crate::request::Request;
 
+/// What stands for a join where tensors are named.
+pub const JOIN: &str = "join";
+
 /// Moments, counted from wherever the caller likes.
 pub type Time = Duration;
 
@@ -97,11 +100,33 @@ impl StallLimits {
     }
 
     /// When to look for stalls, if somebody waits since `since` and a word was said at `warned`.
-    pub fn next_look(self, since: Time, warned: Option<Time>) -> Option<Time> {
+    pub fn next_look(self, since: Time, warned: Option<Warned>) -> Option<Time> {
         let Self { warn, shutdown } = self;
-        let warning = (!warn.is_zero()).then(|| (since + warn).max(warned.map_or(Time::ZERO, |at| at + warn)));
+        let again = warned.map_or(Time::ZERO, |warned| warned.next(since, warn));
+        let warning = (!warn.is_zero()).then(|| (since + warn).max(again));
         let end = (!shutdown.is_zero()).then(|| since + shutdown);
         warning.into_iter().chain(end).min()
+    }
+}
+
+/// When a word was said about a stall, and for which time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Warned {
+    at: Time,
+    times: u32,
+}
+
+impl Warned {
+    /// Another word is said about what waits since `since`.
+    pub fn again(before: Option<Self>, since: Time, now: Time) -> Self {
+        let times = before.filter(|before| since <= before.at).map_or(0, |before| before.times);
+        Self { at: now, times: times + 1 }
+    }
+
+    /// When to say more. Who has read of a stall need not read of it every minute: pauses become longer.
+    fn next(self, since: Time, pause: Duration) -> Time {
+        let known = since <= self.at;
+        self.at + if known { pause * (1 << (self.times - 1).min(4)) } else { Duration::ZERO }
     }
 }
 
@@ -144,8 +169,10 @@ pub struct Coordinator {
     joined: Vec<bool>,
     /// How many of them have joined.
     aside: usize,
+    /// When somebody last asked for something.
+    stirred: Time,
     limits: StallLimits,
-    warned: Option<Time>,
+    warned: Option<Warned>,
 }
 
 impl Coordinator {
@@ -158,6 +185,7 @@ impl Coordinator {
             groups: HashMap::default(),
             joined,
             aside: 0,
+            stirred: Time::ZERO,
             limits,
             warned: None,
         }
@@ -175,6 +203,9 @@ impl Coordinator {
 
     /// Takes an input at the time `now` and says what follows from it.
     pub fn step(&mut self, now: Time, input: Input) -> Vec<Output> {
+        if !matches!(input, Input::Tick) {
+            self.stirred = now;
+        }
         match input {
             Input::Announce { rank, requests, waited } => self.announce(now.saturating_sub(waited), rank, requests),
             Input::Join { rank } => self.join(rank),
@@ -318,19 +349,24 @@ impl Coordinator {
 
     /// When to look for stalls next, if nothing else happens.
     pub fn next_look(&self) -> Option<Time> {
-        let oldest = self.pending.values().map(|p| p.since).min()?;
-        self.limits.next_look(oldest, self.warned)
+        self.limits.next_look(self.waits_since()?, self.warned)
+    }
+
+    /// Since when the first has waited: for a tensor, or, where nobody asks for any, for the others to join.
+    fn waits_since(&self) -> Option<Time> {
+        let oldest = self.pending.values().map(|p| p.since).min();
+        oldest.or_else(|| self.is_joining().then_some(self.stirred))
     }
 
     fn look_for_stalls(&mut self, now: Time) -> Option<StallReport> {
         if self.next_look().is_none_or(|at| now < at) {
             return None;
         }
-        let late_after = self.limits.first()?;
+        let (late_after, since) = (self.limits.first()?, self.waits_since()?);
         let mut late: Vec<(Time, &String)> =
             self.pending.iter().filter(|(_, p)| now >= p.since + late_after).map(|(name, p)| (p.since, name)).collect();
         late.sort_unstable();
-        let waiting = now.saturating_sub(late.first()?.0);
+        let waiting = now.saturating_sub(since);
         let mut missing: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
         for (_, name) in late {
             for (i, request) in self.pending[name].requests.iter().enumerate() {
@@ -339,7 +375,11 @@ impl Coordinator {
                 }
             }
         }
-        self.warned = Some(now);
+        if self.pending.is_empty() {
+            let absent = self.members.iter().zip(&self.joined).filter(|(_, joined)| !**joined);
+            missing.extend(absent.map(|(rank, _)| (*rank, vec![JOIN.to_owned()])));
+        }
+        self.warned = Some(Warned::again(self.warned, since, now));
         let fatal = self.limits.end(waiting);
         Some(StallReport { waiting, missing, doing: BTreeMap::new(), fatal })
     }

@@ -12,6 +12,7 @@
 //! | [`unnamed`] | what tensors without a name are called |
 //! | [`fusion`] | which tensors run as one collective |
 //! | [`liveness`], [`blame`] | whether the neighbours still answer; whom to blame when collectives fail |
+//! | [`deadlock`] | whether ranks wait for each other in a circle that nothing can open |
 //! | [`simulator`] | nothing: it plays many nodes against each other |
 
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@
 pub mod blame;
 pub mod cache;
 pub mod coordinator;
+pub mod deadlock;
 pub mod fusion;
 pub mod hash;
 pub mod liveness;

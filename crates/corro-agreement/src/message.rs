@@ -8,7 +8,7 @@ use std::time::Duration;
 use corro_core::{Error, Rank};
 use serde::{Deserialize, Serialize};
 
-use crate::coordinator::StallReport;
+use crate::deadlock::Standing;
 use crate::matching::Agreed;
 use crate::refine::Seen;
 use crate::request::Request;
@@ -74,6 +74,22 @@ pub enum Up {
     Failed(Rank, Error),
     /// A member that was the sender's neighbour is gone, for certain.
     Lost(Error),
+    /// Whether every member at or below the sender is blocked. For the parent alone.
+    Blocked {
+        /// Since which inquiry.
+        round: u64,
+        /// Or no longer.
+        blocked: bool,
+    },
+    /// How this member stands, since it was asked.
+    Stands {
+        /// In which inquiry.
+        round: u64,
+        /// Who.
+        rank: Rank,
+        /// `None`: it is not blocked.
+        standing: Option<Box<Standing>>,
+    },
     /// Somebody waits: does the parent still answer? For the parent alone.
     AreYouThere,
     /// It does. For the parent alone.
@@ -169,8 +185,11 @@ pub enum Decision {
     },
     /// Tell what you are doing.
     Ask(Vec<Rank>),
-    /// Some members wait for others for longer than they should.
-    Stalled(StallReport),
+    /// Tell how you stand: all seem to wait for each other.
+    AskStanding {
+        /// Which inquiry this is.
+        round: u64,
+    },
     /// How much may run as one, from here on.
     Tune {
         /// Bytes.
@@ -186,6 +205,16 @@ pub enum Decision {
     AreYouThere,
     /// It does.
     Here,
+}
+
+impl Decision {
+    /// Whether tensors are done with by it, or may be from here on.
+    pub fn is_on_tensors(&self) -> bool {
+        matches!(
+            self,
+            Self::Run(_) | Self::Fail { .. } | Self::AllJoined { .. } | Self::Plan { .. } | Self::Resume { .. }
+        )
+    }
 }
 
 /// The knobs of collectives that can be tuned, see `corro_collectives::Tuning`.

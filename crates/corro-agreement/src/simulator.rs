@@ -10,7 +10,10 @@
 //! The same scenario and the same seed give the same events, always.
 
 pub mod chaos;
+mod ending;
 mod lane;
+mod programs;
+mod running;
 mod world;
 
 use std::time::Duration;
@@ -140,6 +143,8 @@ pub struct Scenario {
     pub deaths: Vec<(Rank, Time)>,
     /// Who stands still, when and for how long.
     pub freezes: Vec<(Rank, Time, Duration)>,
+    /// Whether ranks come to wait for each other for ever.
+    pub deadlock: bool,
     /// Who stands still for good, and when: no connection breaks, nothing is said any more.
     pub stops: Vec<(Rank, Time)>,
 }
@@ -162,6 +167,7 @@ impl Scenario {
             deaths: Vec::new(),
             freezes: Vec::new(),
             stops: Vec::new(),
+            deadlock: false,
         }
     }
 }

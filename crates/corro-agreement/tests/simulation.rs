@@ -227,14 +227,53 @@ fn a_rank_that_withholds_a_tensor_is_named_in_time() {
     for plans in [false, true] {
         let warn = Duration::from_secs(10);
         let report = ran_well(&stalling(plans, StallLimits { warn, shutdown: Duration::ZERO }));
-        for stalls in &report.stalls[0] {
-            let (stall, at) = stalls.first().expect("all are told");
+        assert!(report.stalls[0][1..].iter().all(Vec::is_empty), "the root tells for all");
+        {
+            let stalls = &report.stalls[0][0];
+            let (stall, at) = stalls.first().expect("the root tells");
             assert!(*at <= Duration::from_millis(10_500), "told at {at:?}");
             assert_eq!(stall.missing.keys().collect::<Vec<_>>(), [&5], "{stall}");
             assert!(stall.doing[&5].contains("rank 5 is in a test"), "{stall}");
             assert_eq!(stalls.len(), 2, "at ten and at twenty seconds");
         }
     }
+}
+
+#[test]
+fn a_deadlock_at_the_end_of_any_job_is_found_at_once() {
+    let mut found = 0;
+    for seed in 0..150 {
+        let scenario = scenario(seed, End::Deadlock);
+        if !scenario.deadlock {
+            continue;
+        }
+        let report = World::run(&scenario, seed, false).unwrap_or_else(|v| panic!("seed {seed}: {}", v.what));
+        for over in &report.over[0] {
+            let (error, at) = over.as_ref().unwrap_or_else(|| panic!("seed {seed}: somebody still waits"));
+            let text = error.to_string();
+            assert!(text.contains("waits for 'x'") && text.contains("waits for 'y'"), "seed {seed}: {text}");
+            assert!(report.end.saturating_sub(*at) < Duration::from_secs(1), "seed {seed}");
+        }
+        found += 1;
+    }
+    assert!(found > 100, "{found}");
+}
+
+#[test]
+fn a_deadlock_is_found_within_a_second_in_a_large_job_too() {
+    let mut scenario = Scenario::new(300, 5, 2);
+    scenario.between.1 = Duration::from_micros(500);
+    scenario.deadlock = true;
+    training(&mut scenario, 8);
+    for (rank, program) in scenario.programs.iter_mut().enumerate() {
+        let name = if rank == 133 { "own" } else { "late" };
+        program.push(Step::Submit { set: 0, request: allreduce(name, 7), tag: 0, fails: None });
+        program.push(Step::Wait { set: 0, names: vec![name.into()] });
+    }
+    let report = ran_well(&scenario);
+    let (error, at) = report.over[0][7].as_ref().expect("it is over");
+    assert!(error.to_string().contains("waits for 'late', which rank 133 has not submitted"), "{error}");
+    assert!(*at < Duration::from_secs(1), "{at:?}");
 }
 
 #[test]
@@ -245,7 +284,7 @@ fn after_the_shutdown_time_all_fail_with_the_same_text() {
             let report = ran_well(&stalling(plans, limits));
             for over in &report.over[0] {
                 let (error, at) = over.as_ref().expect("it is over for all");
-                assert!(matches!(error, Error::Shutdown(text) if text.contains("5!")), "{error}");
+                assert!(matches!(error, Error::PeerLost { rank: 5, cause, .. } if cause.contains("5!")), "{error}");
                 assert!(*at <= Duration::from_secs(9), "{at:?}");
             }
         }

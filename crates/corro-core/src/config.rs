@@ -149,7 +149,7 @@ variables! {
     TLS = "CORRO_TLS", horovod: None, default: "0", kind: Kind::Flag,
         "1: all traffic between hosts goes through TLS 1.3.";
     TIMEOUT = "CORRO_TIMEOUT", horovod: None, default: "60", kind: Kind::Seconds,
-        "Seconds without progress while a peer is waiting, after which the operation fails and names who is missing. 0 turns it off.";
+        "Seconds without progress after which a collective, a connection or an engine that does not answer fails, and the error names who is missing. If it is set, it also limits how long ranks wait for another rank's program to submit a tensor: that rank is then named and counts as lost, and an elastic job replaces it. If it is not set, ranks wait 30 minutes for a program whose engine answers. 0: no limit at all.";
     CONNECT_TIMEOUT = "CORRO_CONNECT_TIMEOUT", horovod: Some("HOROVOD_GLOO_TIMEOUT_SECONDS"), default: "30", kind: Kind::Seconds,
         "Seconds within which ranks must find and connect to each other.";
     INTERFACE = "CORRO_INTERFACE", horovod: Some("HOROVOD_GLOO_IFACE"), default: "any that is reachable", kind: Kind::Text,
@@ -169,9 +169,9 @@ variables! {
     STALL_CHECK_DISABLE = "CORRO_STALL_CHECK_DISABLE", horovod: Some("HOROVOD_STALL_CHECK_DISABLE"), default: "0", kind: Kind::Flag,
         "1: no reports about ranks that make others wait.";
     STALL_CHECK_TIME = "CORRO_STALL_CHECK_TIME_SECONDS", horovod: Some("HOROVOD_STALL_CHECK_TIME_SECONDS"), default: "60", kind: Kind::Seconds,
-        "Seconds after which a tensor that some ranks have not submitted is reported.";
-    STALL_SHUTDOWN_TIME = "CORRO_STALL_SHUTDOWN_TIME_SECONDS", horovod: Some("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"), default: "0", kind: Kind::Seconds,
-        "Seconds after which such a tensor ends the job. 0: never.";
+        "Seconds after which a tensor that some ranks have not submitted is reported, by one rank for all; then again after ever longer pauses.";
+    STALL_SHUTDOWN_TIME = "CORRO_STALL_SHUTDOWN_TIME_SECONDS", horovod: Some("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"), default: "CORRO_TIMEOUT if that is set, else 1800", kind: Kind::Seconds,
+        "Seconds after which such a tensor ends the job: the rank that has not submitted it counts as lost. 0: never.";
     LOG_LEVEL = "CORRO_LOG_LEVEL", horovod: Some("HOROVOD_LOG_LEVEL"), default: "warning", kind: Kind::OneOf(&["trace", "debug", "info", "warning", "error", "fatal"]),
         "Least important lines that are written: trace, debug, info, warning, error or fatal.";
     LOG_HIDE_TIME = "CORRO_LOG_HIDE_TIME", horovod: Some("HOROVOD_LOG_HIDE_TIME"), default: "0", kind: Kind::Flag,
@@ -200,6 +200,8 @@ variables! {
         "1: the autotuner may also try settings that change the order in which floats are summed, and so their last bits.";
     RECORDER = "CORRO_RECORDER", horovod: None, default: "1024", kind: Kind::Count(0, 1 << 24),
         "How many operations the flight recorder of a rank keeps.";
+    RECORDS = "CORRO_FLIGHT_RECORD_DIR", horovod: None, default: "the system's folder for temporary files", kind: Kind::Text,
+        "Folder into which each rank writes its last operations if the job fails; the error in the log says where. `none`: nowhere.";
     SPIN = "CORRO_SPIN", horovod: None, default: "auto", kind: Kind::FlagOrAuto,
         "1 or 0: whether waiting ranks of one host may spin before they sleep. By default they do only while every rank has a core of its own.";
     ALGORITHM = "CORRO_ALGORITHM", horovod: None, default: "chosen by size, ranks and hosts", kind: Kind::OneOf(&["direct", "ring", "halving_doubling", "tree", "hierarchical", "pairwise"]),

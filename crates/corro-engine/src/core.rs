@@ -1,18 +1,21 @@
-//! What the process sets of one engine share: the fabric, the clock, the table of sets, and how it all ends.
+//! What the process sets of one engine share: the fabric, the clock, who watches, and how it all ends.
+//!
+//! Sets don't know of each other. What concerns all of them, they ask of the engine as a [`Whole`].
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use corro_agreement::deadlock::{Awaited, InSet, Standing};
 use corro_core::{Error, Rank, Result};
 use corro_transport::{Fabric, cores};
 
 use crate::options::Options;
-use crate::set::{ProcessSet, WeakSet};
 use crate::submission::GLOBAL;
+use crate::threads::{Blocked, Threads};
 use crate::tuning::autotune::Change;
 use crate::watch::observers::Observers;
 
@@ -24,27 +27,37 @@ pub(crate) struct Core {
     /// How often the program has learned that something is done.
     looks: AtomicU64,
     start: Instant,
-    sets: Mutex<Sets>,
-    global: OnceLock<WeakSet>,
+    whole: OnceLock<Weak<dyn Whole>>,
     over: Mutex<Option<Error>>,
     /// Since when each set has waited without anything getting on.
     waiting: Mutex<BTreeMap<u32, Duration>>,
+    /// The program's threads.
+    pub(crate) threads: Arc<Threads>,
+    /// How the program stands in each set: `None` while something there may go on.
+    standing: Mutex<BTreeMap<u32, Option<InOneSet>>>,
 }
 
-/// Which sets there are. All ranks add and remove in the same order, so they number alike.
-#[derive(Default)]
-struct Sets {
-    known: BTreeMap<u32, Known>,
-    /// Numbers of removed sets, the first to be used again first.
-    free: VecDeque<u32>,
-    /// How many sets there ever were.
-    made: u64,
+/// What a process set needs of the engine as a whole.
+pub(crate) trait Whole: Send + Sync {
+    /// Makes a process set.
+    fn add_set(&self, ranks: &[Rank]) -> Result<u32>;
+    /// Removes one.
+    fn remove_set(&self, id: u32) -> Result<()>;
+    /// The global set has come to its end.
+    fn ended(&self, error: &Error);
+    /// Something here has ended the job: all ranks learn it through the global set, and what came first.
+    fn failed(&self, error: Error);
+    /// The same of something that is certain.
+    fn lost(&self, error: Error);
 }
 
-struct Known {
-    members: Vec<Rank>,
-    /// `None`: this rank is not a member.
-    set: Option<Arc<ProcessSet>>,
+/// How the program stands in one set.
+#[derive(Clone, Debug)]
+pub(crate) struct InOneSet {
+    /// See [`Blocked::stirred`].
+    pub(crate) stirred: u64,
+    pub(crate) waits: Vec<Awaited>,
+    pub(crate) in_set: InSet,
 }
 
 impl Core {
@@ -61,11 +74,48 @@ impl Core {
             observers: Observers::new(tuner),
             looks: AtomicU64::new(0),
             start: Instant::now(),
-            sets: Mutex::default(),
-            global: OnceLock::new(),
+            whole: OnceLock::new(),
             over: Mutex::new(None),
             waiting: Mutex::default(),
+            threads: Threads::new(),
+            standing: Mutex::default(),
         })
+    }
+
+    /// Whom sets ask for what concerns all of them.
+    pub(crate) fn belong_to(&self, whole: Weak<dyn Whole>) {
+        let _ = self.whole.set(whole);
+    }
+
+    fn whole(&self) -> Option<Arc<dyn Whole>> {
+        self.whole.get().and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn add_set(&self, ranks: &[Rank]) -> Result<u32> {
+        self.whole().ok_or(Error::Withdrawn)?.add_set(ranks)
+    }
+
+    pub(crate) fn remove_set(&self, id: u32) -> Result<()> {
+        self.whole().ok_or(Error::Withdrawn)?.remove_set(id)
+    }
+
+    /// A set has come to its end. If it is the global one, so have all.
+    pub(crate) fn ended(&self, id: u32, error: &Error) {
+        if let Some(whole) = self.whole().filter(|_| id == GLOBAL) {
+            whole.ended(error);
+        }
+    }
+
+    pub(crate) fn failed(&self, error: Error) {
+        if let Some(whole) = self.whole() {
+            whole.failed(error);
+        }
+    }
+
+    pub(crate) fn lost(&self, error: Error) {
+        if let Some(whole) = self.whole() {
+            whole.lost(error);
+        }
     }
 
     /// Since the engine's start.
@@ -83,94 +133,6 @@ impl Core {
         self.looks.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The set with this number, if this rank is a member.
-    pub(crate) fn set(&self, id: u32) -> Result<Arc<ProcessSet>> {
-        match lock(&self.sets).known.get(&id) {
-            Some(Known { set: Some(set), .. }) => Ok(Arc::clone(set)),
-            Some(Known { members, .. }) if self.is_reserved(members) => Err(Error::Usage(format!(
-                "process set {id} has ranks {members:?}, but since the last change of its ranks this job has {}, and no set of \
-                 its own for these: Process set provided does not exist at present. Ask hvd.size() before using it, or \
-                 use hvd.global_process_set",
-                self.fabric.size()
-            ))),
-            Some(Known { members, .. }) => Err(Error::Usage(format!(
-                "rank {} is not a member of the provided process set {id}, which has ranks {members:?}",
-                self.fabric.rank()
-            ))),
-            None if self.over().is_some() => Err(self.over().unwrap_or(Error::Withdrawn)),
-            None => Err(Error::Usage(format!(
-                "process set {id}: Process set provided does not exist, or has not been registered"
-            ))),
-        }
-    }
-
-    pub(crate) fn members(&self, id: u32) -> Option<Vec<Rank>> {
-        lock(&self.sets).known.get(&id).map(|k| k.members.clone())
-    }
-
-    pub(crate) fn all_members(&self) -> Vec<(u32, Vec<Rank>)> {
-        lock(&self.sets).known.iter().map(|(id, k)| (*id, k.members.clone())).collect()
-    }
-
-    /// The number a set of these ranks has.
-    pub(crate) fn find(&self, members: &[Rank]) -> Option<u32> {
-        lock(&self.sets).known.iter().find(|(_, k)| k.members == members).map(|(id, _)| *id)
-    }
-
-    /// Makes a process set. All ranks do so in the same order.
-    pub(crate) fn add_set(self: &Arc<Self>, ranks: &[Rank]) -> Result<u32> {
-        if let Some(id) = self.find(ranks) {
-            return Err(duplicate(id, ranks));
-        }
-        let (id, serial) = {
-            let mut sets = lock(&self.sets);
-            let serial = sets.made;
-            sets.made += 1;
-            (sets.free.pop_front().unwrap_or(sets.known.len() as u32), serial)
-        };
-        let member = ranks.binary_search(&self.fabric.rank()).is_ok();
-        let set = if member { Some(ProcessSet::open(self, id, serial, ranks.to_vec())?) } else { None };
-        if id == GLOBAL
-            && let Some(set) = &set
-        {
-            let _ = self.global.set(Arc::downgrade(set));
-        }
-        lock(&self.sets).known.insert(id, Known { members: ranks.to_vec(), set });
-        Ok(id)
-    }
-
-    /// Keeps a number for a set that can't be made of the ranks there are.
-    pub(crate) fn reserve_set(&self, ranks: Vec<Rank>) -> u32 {
-        let mut sets = lock(&self.sets);
-        let id = sets.free.pop_front().unwrap_or(sets.known.len() as u32);
-        sets.known.insert(id, Known { members: ranks, set: None });
-        id
-    }
-
-    fn is_reserved(&self, members: &[Rank]) -> bool {
-        members.last().is_none_or(|last| *last >= self.fabric.size()) || members.len() == self.fabric.size()
-    }
-
-    /// Removes a process set. All ranks do so in the same order.
-    pub(crate) fn remove_set(&self, id: u32) -> Result<()> {
-        let known = {
-            let mut sets = lock(&self.sets);
-            let known = sets.known.remove(&id);
-            if known.is_some() {
-                sets.free.push_back(id);
-            }
-            known
-        };
-        let Some(known) = known else {
-            return Err(Error::Usage(format!("process set {id} does not exist, or has not been registered")));
-        };
-        if let Some(set) = known.set {
-            set.close(Error::Usage(format!("process set {id} was removed")));
-            set.stop(false);
-        }
-        Ok(())
-    }
-
     /// Why the job ended, if it did.
     pub(crate) fn over(&self) -> Option<Error> {
         lock(&self.over).clone()
@@ -180,25 +142,6 @@ impl Core {
     pub(crate) fn note_end(&self, id: u32, error: &Error) {
         if id == GLOBAL {
             *lock(&self.over) = Some(error.clone());
-        }
-    }
-
-    /// A set has come to its end. If it is the global one, so have all.
-    pub(crate) fn ended(&self, id: u32, error: &Error) {
-        if id != GLOBAL {
-            return;
-        }
-        // After an orderly shutdown what was agreed on before still runs, and may have to be opened first.
-        if !matches!(error, Error::Shutdown(_)) {
-            self.fabric.give_up(error.clone());
-        }
-        if !matches!(error, Error::Shutdown(text) if !text.contains("Missing ranks")) {
-            self.warn(&format!("no collective can run any more: {error}"));
-        }
-        let others: Vec<Arc<ProcessSet>> =
-            lock(&self.sets).known.iter().filter(|(id, _)| **id != GLOBAL).filter_map(|(_, k)| k.set.clone()).collect();
-        for set in others {
-            set.close(error.clone());
         }
     }
 
@@ -212,17 +155,25 @@ impl Core {
         waiting.values().min().copied()
     }
 
-    /// Something here has ended the job: all ranks learn it through the global set.
-    pub(crate) fn failed(&self, error: Error) {
-        if let Some(global) = self.global.get().and_then(WeakSet::upgrade) {
-            global.fail(error);
-        }
+    /// How the program stands in one set.
+    pub(crate) fn note_standing(&self, id: u32, here: Option<InOneSet>) {
+        lock(&self.standing).insert(id, here);
     }
 
-    /// Takes all sets out of the table, the global one last.
-    pub(crate) fn take_sets(&self) -> Vec<Arc<ProcessSet>> {
-        let known = std::mem::take(&mut lock(&self.sets).known);
-        known.into_values().rev().filter_map(|k| k.set).collect()
+    /// A set is gone.
+    pub(crate) fn leave_standing(&self, id: u32) {
+        lock(&self.standing).remove(&id);
+    }
+
+    /// How the program stands in all, if that is known of all sets: each looks for itself.
+    pub(crate) fn standing(&self, blocked: &Blocked) -> Option<Standing> {
+        let standing = lock(&self.standing);
+        let sets: Vec<&InOneSet> = standing.values().map(Option::as_ref).collect::<Option<_>>()?;
+        let waits: Vec<Awaited> = sets.iter().flat_map(|s| s.waits.iter().cloned()).collect();
+        let known = sets.iter().all(|s| s.stirred == blocked.stirred) && waits.len() == blocked.waiting.len();
+        let host = self.fabric.cards()[self.fabric.rank()].host.clone();
+        let sets = sets.into_iter().map(|s| s.in_set.clone()).collect();
+        known.then_some(Standing { stirred: blocked.stirred, host, waits, sets })
     }
 
     /// Writes down what the tuner has found.
@@ -259,13 +210,13 @@ impl Core {
         tracing::warn!(rank = self.fabric.rank(), "{text}");
     }
 
+    pub(crate) fn detail(&self, text: &str) {
+        tracing::debug!(rank = self.fabric.rank(), "{text}");
+    }
+
     pub(crate) fn inform(&self, text: &str) {
         tracing::info!(rank = self.fabric.rank(), "{text}");
     }
-}
-
-pub(crate) fn duplicate(id: u32, ranks: &[Rank]) -> Error {
-    Error::Usage(format!("duplicate process set: ranks {ranks:?} are process set {id} already"))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -6,14 +6,16 @@ use std::time::{Duration, Instant};
 use corro_agreement::node::Gear;
 use corro_agreement::request::Kind;
 use corro_core::{Buffer, Error, Rank, Result, config};
-use corro_transport::{Fabric, Settings};
+use corro_transport::{Fabric, Settings, forks};
 
 use crate::advice;
-use crate::core::{Core, duplicate};
+use crate::core::{Core, Whole};
 use crate::options::Options;
+use crate::promise::Outcome;
 use crate::set::{Ended, ProcessSet, group_number, set_request};
+use crate::sets::{Sets, duplicate};
 use crate::submission::{GLOBAL, Submission};
-use crate::ticket::{Outcome, Ticket};
+use crate::ticket::Ticket;
 use crate::watch::metrics::Snapshot;
 
 /// How long the end of a job may take to reach all ranks.
@@ -49,8 +51,12 @@ pub struct Engine(Arc<Handle>);
 
 struct Handle {
     core: Arc<Core>,
+    sets: Arc<Sets>,
     global: Arc<ProcessSet>,
     place: Place,
+    /// Which process this is, and its number.
+    forks: u64,
+    process: u32,
 }
 
 /// Where this rank is among the hosts.
@@ -74,15 +80,23 @@ impl Engine {
     /// Starts on a fabric. All its ranks must do so.
     pub fn start(fabric: Arc<Fabric>, options: Options) -> Result<Self> {
         let place = Place::of(&fabric);
+        let (forks, process) = (forks::count(), std::process::id());
         let all: Vec<Rank> = (0..fabric.size()).collect();
         let core = Core::new(fabric, options);
         core.start_observers();
-        core.add_set(&all)?;
-        let global = core.set(GLOBAL)?;
+        let sets = Sets::new(Arc::clone(&core));
+        sets.add_set(&all)?;
+        let global = sets.set(GLOBAL)?;
         if core.options.watching.trace.is_some() {
             global.align_clocks()?;
         }
-        Ok(Self(Arc::new(Handle { core, global, place })))
+        Ok(Self(Arc::new(Handle { core, sets, global, place, forks, process })))
+    }
+
+    /// An error if this process was forked from the one that has joined the job. It may ask for its rank, but nothing of the
+    /// job is its own: no collective can run here, and its end is not that of the rank.
+    pub fn check_process(&self) -> Result<()> {
+        self.0.check_process()
     }
 
     /// This process's rank.
@@ -150,6 +164,42 @@ impl Engine {
         Ok(self.set(set)?.name(kind))
     }
 
+    /// As [`Engine::submit`], for a tensor that the program has no name for: the n-th of a kind, say `allreduce`, is the same on
+    /// all ranks. Names come round, so that the engine comes to know them. If the tensor that had the name before is still
+    /// under way, this one is submitted when that is done; the caller need not wait for it.
+    pub fn submit_unnamed(&self, kind: &str, submission: Submission) -> Result<Ticket> {
+        let set = self.set(submission.set)?;
+        let promise = set.submit_unnamed(kind, vec![submission], false)?.pop();
+        Ok(Ticket { promise: promise.ok_or_else(|| Error::Bug("a tensor without a promise".into()))?, set })
+    }
+
+    /// The same for several tensors that complete together, see [`Engine::submit_group`].
+    pub fn submit_unnamed_group(&self, kind: &str, submissions: Vec<Submission>) -> Result<Vec<Ticket>> {
+        let Some(first) = submissions.first() else { return Ok(vec![]) };
+        let set = self.set(first.set)?;
+        if submissions.iter().any(|s| s.set != first.set) {
+            return Err(Error::Usage("a group of tensors must be of one process set".into()));
+        }
+        let promises = set.submit_unnamed(kind, submissions, true)?;
+        Ok(promises.into_iter().map(|promise| Ticket { promise, set: Arc::clone(&set) }).collect())
+    }
+
+    /// As [`Engine::run_while`], for a tensor that the program has no name for, see [`Engine::submit_unnamed`].
+    pub fn run_unnamed_while(
+        &self,
+        kind: &str,
+        submission: Submission,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<std::result::Result<Outcome, Ticket>> {
+        let set = self.set(submission.set)?;
+        let promise = match set.name_or_park(kind, submission)? {
+            Ok(submission) => return self.run_while(submission, go_on),
+            Err(promise) => promise,
+        };
+        let ticket = Ticket { promise, set };
+        Ok(if ticket.wait_while(go_on) { Ok(ticket.take()?) } else { Err(ticket) })
+    }
+
     /// As [`Engine::submit`], and does the engine's work for a moment. A small tensor that all ranks submit at about the
     /// same time is then done without anybody being woken; if not, nothing is lost, and nobody has waited for long.
     pub fn submit_and_help(&self, submission: Submission) -> Result<Ticket> {
@@ -190,6 +240,7 @@ impl Engine {
         submission: Submission,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<std::result::Result<Outcome, Ticket>> {
+        self.0.check_process()?;
         if submission.set == GLOBAL {
             let ended = run(&self.0.global, submission, go_on)?;
             return Ok(ended.map_err(|promise| Ticket { promise, set: Arc::clone(&self.0.global) }));
@@ -199,12 +250,14 @@ impl Engine {
     }
 
     fn set(&self, id: u32) -> Result<Arc<ProcessSet>> {
-        if id == GLOBAL { Ok(Arc::clone(&self.0.global)) } else { self.0.core.set(id) }
+        self.0.check_process()?;
+        if id == GLOBAL { Ok(Arc::clone(&self.0.global)) } else { self.0.sets.set(id) }
     }
 
     /// This rank has no more data: it takes part in the others' allreduces with zeros until all have joined. The
     /// outcome says who came last.
     pub fn join(&self) -> Result<Ticket> {
+        self.0.check_process()?;
         let promise = self.0.global.join()?;
         Ok(Ticket { promise, set: Arc::clone(&self.0.global) })
     }
@@ -219,11 +272,11 @@ impl Engine {
         if let Some(absent) = ranks.iter().find(|r| **r >= self.size()) {
             return Err(Error::Usage(format!("rank {absent} in a process set, but the job has {} ranks", self.size())));
         }
-        if let Some(id) = self.0.core.find(&ranks) {
+        if let Some(id) = self.0.sets.find(&ranks) {
             return Err(duplicate(id, &ranks));
         }
         self.run(set_request(Kind::AddSet { ranks: ranks.clone() }))?;
-        self.0.core.find(&ranks).ok_or_else(|| Error::Bug("a process set just made is gone".into()))
+        self.0.sets.find(&ranks).ok_or_else(|| Error::Bug("a process set just made is gone".into()))
     }
 
     /// Makes memory that the members of a process set share, so many bytes for each; this is the caller's own part of it.
@@ -238,13 +291,13 @@ impl Engine {
     pub fn reserve_process_set(&self, ranks: &[Rank]) -> u32 {
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
-        self.0.core.reserve_set(ranks)
+        self.0.sets.reserve_set(ranks)
     }
 
     /// Removes a process set. All ranks of the job must call this. False if there is none with this number, or it is the
     /// global one.
     pub fn remove_process_set(&self, id: u32) -> Result<bool> {
-        if id == GLOBAL || self.0.core.members(id).is_none() {
+        if id == GLOBAL || self.0.sets.members(id).is_none() {
             return Ok(false);
         }
         self.run(set_request(Kind::RemoveSet { id })).map(|_| true)
@@ -252,12 +305,12 @@ impl Engine {
 
     /// The ranks of a process set.
     pub fn process_set(&self, id: u32) -> Option<Vec<Rank>> {
-        self.0.core.members(id)
+        self.0.sets.members(id)
     }
 
     /// All process sets: numbers and ranks.
     pub fn process_sets(&self) -> Vec<(u32, Vec<Rank>)> {
-        self.0.core.all_members()
+        self.0.sets.all_members()
     }
 
     /// Starts a timeline in Horovod's format; one that runs is finished first. Only rank 0 writes.
@@ -309,28 +362,23 @@ impl Engine {
 
     /// How the members of a process set agree at present.
     pub fn gear(&self, set: u32) -> Result<Gear> {
-        Ok(self.0.core.set(set)?.traffic().0)
+        Ok(self.0.sets.set(set)?.traffic().0)
     }
 
     /// Messages sent and received so far to agree, by this rank in this process set.
     pub fn control_messages(&self, set: u32) -> Result<(u64, u64)> {
-        let (_, traffic) = self.0.core.set(set)?.traffic();
+        let (_, traffic) = self.0.sets.set(set)?.traffic();
         Ok((traffic.sent, traffic.received))
     }
 
     /// The last operations of this rank, as text.
     pub fn flight_record(&self) -> String {
-        let record =
-            |id: u32| self.0.core.set(id).ok().map(|set| set.with_recorder(|r| r.dump(self.rank(), self.0.core.now())));
-        self.process_sets()
-            .into_iter()
-            .filter_map(|(id, _)| Some(format!("process set {id}\n{}", record(id)?)))
-            .collect()
+        self.0.sets.flight_record()
     }
 }
 
 fn run(set: &ProcessSet, submission: Submission, go_on: &mut dyn FnMut() -> bool) -> Result<Ended> {
-    let result = match set.express(submission, go_on) {
+    let result = match set.run_at_once(submission, go_on) {
         Ok(result) => result,
         Err(submission) => {
             let promise = set.submit(*submission, true)?;
@@ -342,8 +390,23 @@ fn run(set: &ProcessSet, submission: Submission, go_on: &mut dyn FnMut() -> bool
 }
 
 impl Handle {
+    fn check_process(&self) -> Result<()> {
+        if forks::now() == self.forks {
+            return Ok(());
+        }
+        let (rank, process) = (self.core.fabric.rank(), self.process);
+        Err(Error::Usage(format!(
+            "this process was forked from rank {rank} (process {process}), and the job belongs to that one: no collective \
+             can run here. Run it in the process that has called init, or start this one without fork \
+             (multiprocessing's \"spawn\" method)"
+        )))
+    }
+
     fn shutdown(&self) {
-        let sets = self.core.take_sets();
+        if self.check_process().is_err() {
+            return;
+        }
+        let sets = self.sets.take_sets();
         let Some(global) = sets.last() else { return };
         global.shut_down();
         let deadline = Instant::now() + SHUTDOWN_TIME;

@@ -6,8 +6,9 @@
 //!
 //! | part | does |
 //! | --- | --- |
-//! | `engine`, `core`, `options`, `submission`, `ticket` | what programs see; what all process sets share; how it ends |
-//! | `set` (`state`, `driving`, `lane`, `wires`, `executor`) | one process set at work: its lock, who does its work, messages to the neighbours, a batch on a group |
+//! | `engine`, `options`, `submission`, `ticket`, `promise` | what programs see |
+//! | `core`, `sets`, `threads` | what all process sets share; which there are, and how they end; the program's threads |
+//! | `set` | one process set at work |
 //! | `watch` ([`timeline`], [`trace`], [`metrics`], [`recorder`], [`clock`]) | what is written down about a job |
 //! | `tuning` ([`autotune`], [`gaussian`]) | which settings to try next; pure |
 
@@ -16,11 +17,13 @@
 mod advice;
 mod core;
 mod engine;
-mod helping;
 mod options;
 mod primitive;
+mod promise;
 mod set;
+mod sets;
 mod submission;
+mod threads;
 mod ticket;
 mod tuning;
 mod watch;
@@ -31,9 +34,9 @@ pub use corro_agreement::matching::{Agreed, match_requests};
 pub use corro_agreement::node::Gear;
 pub use corro_agreement::request::{Device, Kind, Request};
 pub use engine::Engine;
-pub use helping::Helping;
 pub use options::{Options, Tuning, Watching};
+pub use promise::Outcome;
 pub use submission::{Allocate, GLOBAL, Output, Submission};
-pub use ticket::{Outcome, Ticket};
+pub use ticket::Ticket;
 pub use tuning::{autotune, gaussian};
 pub use watch::{clock, metrics, recorder, timeline, trace};

@@ -61,12 +61,10 @@ impl Options {
         } else {
             config::STALL_CHECK_TIME.seconds(default.stalls.warn)?
         };
-        let mut shutdown = config::STALL_SHUTDOWN_TIME.seconds(Duration::ZERO)?;
-        if warn.is_zero() {
-            shutdown = Duration::ZERO;
-        } else if shutdown < warn && !shutdown.is_zero() {
+        let if_set = |knob: &config::Variable| knob.value().map(|_| knob.seconds(Duration::ZERO)).transpose();
+        let (shutdown, ignored) = longest_stall(warn, if_set(&config::STALL_SHUTDOWN_TIME)?, if_set(&config::TIMEOUT)?);
+        if ignored {
             tracing::warn!("the stall shutdown time is below the stall warning time and is ignored");
-            shutdown = Duration::ZERO;
         }
         let cycle = config::CYCLE_TIME.number(0.0f64)?;
         Ok(Self {
@@ -96,6 +94,20 @@ impl Options {
     }
 }
 
+/// How long ranks wait for another rank's program before it counts as lost; and whether what the user said about it is
+/// ignored, as Horovod ignores it. Horovod's own variable (`stall`) wins over `CORRO_TIMEOUT` (`timeout`).
+fn longest_stall(warn: Duration, stall: Option<Duration>, timeout: Option<Duration>) -> (Duration, bool) {
+    match (stall, timeout) {
+        (Some(stall), _) if !stall.is_zero() && stall < warn => (Duration::ZERO, true),
+        (Some(_), _) if warn.is_zero() => (Duration::ZERO, false),
+        (Some(stall), _) => (stall, false),
+        (None, Some(timeout)) => (timeout, false),
+        // Who wants to hear nothing of stalls knows that there are some.
+        (None, None) if warn.is_zero() => (Duration::ZERO, false),
+        (None, None) => (Rules::default().stalls.shutdown, false),
+    }
+}
+
 /// What is written down about a job.
 #[derive(Clone, Debug)]
 pub struct Watching {
@@ -109,12 +121,14 @@ pub struct Watching {
     pub trace: Option<PathBuf>,
     /// Bytes that a file may have.
     pub cap: u64,
+    /// Into which folder the last operations are written if the job fails; `None`: nowhere.
+    pub records: Option<PathBuf>,
 }
 
 impl Default for Watching {
     fn default() -> Self {
         let cap = crate::watch::timeline::CAP;
-        Self { timeline: None, on_request: false, mark_cycles: false, trace: None, cap }
+        Self { timeline: None, on_request: false, mark_cycles: false, trace: None, cap, records: None }
     }
 }
 
@@ -127,6 +141,11 @@ impl Watching {
             mark_cycles: config::TIMELINE_MARK_CYCLES.flag(false),
             trace: config::TRACE.value().map(PathBuf::from),
             cap: config::TIMELINE_CAP.number(crate::watch::timeline::CAP)?,
+            records: match config::RECORDS.value() {
+                Some(word) if word == "none" => None,
+                Some(folder) => Some(PathBuf::from(folder)),
+                None => Some(std::env::temp_dir()),
+            },
         })
     }
 }
@@ -192,5 +211,26 @@ impl Tuning {
             ..self.fixed
         };
         autotune::Tuner::new(start, fixed, search)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_limits_the_wait_for_another_ranks_program() {
+        let seconds = Duration::from_secs;
+        let limit = |warn, stall: Option<u64>, timeout: Option<u64>| {
+            longest_stall(seconds(warn), stall.map(seconds), timeout.map(seconds))
+        };
+        assert_eq!(limit(60, None, None), (seconds(1800), false), "as long as other systems wait by default");
+        assert_eq!(limit(60, None, Some(10)), (seconds(10), false), "what is documented is true");
+        assert_eq!(limit(60, None, Some(0)), (seconds(0), false), "never");
+        assert_eq!(limit(60, Some(90), Some(10)), (seconds(90), false), "Horovod's variable wins");
+        assert_eq!(limit(60, Some(0), Some(10)), (seconds(0), false));
+        assert_eq!(limit(60, Some(30), None), (seconds(0), true), "as in Horovod");
+        assert_eq!(limit(0, None, None), (seconds(0), false));
+        assert_eq!(limit(0, None, Some(10)), (seconds(10), false));
     }
 }

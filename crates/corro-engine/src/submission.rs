@@ -117,7 +117,7 @@ impl Submission {
             _ => {}
         }
         if let Some((op, pre, post)) = self.kind.reduction() {
-            crate::set::executor::check_scale(op, self.dtype, f64::from_bits(pre), f64::from_bits(post))?;
+            check_scale(op, self.dtype, f64::from_bits(pre), f64::from_bits(post))?;
         }
         let bytes = self.shape.bytes(self.dtype)?;
         let in_place = matches!(self.kind, Kind::Allreduce { .. } | Kind::Broadcast { .. });
@@ -157,4 +157,14 @@ impl Submission {
             room,
         }
     }
+}
+
+/// Whether scale factors can be applied to this type; Horovod leaves out some integers, and so do we where a fraction
+/// makes no sense.
+fn check_scale(op: ReduceOp, dtype: DType, pre: f64, post: f64) -> Result<()> {
+    let scales = pre != 1.0 || post != 1.0 || op == ReduceOp::Average;
+    if scales && dtype == DType::Bool {
+        return Err(Error::Usage(format!("{dtype} elements can't be scaled or averaged")));
+    }
+    Ok(())
 }

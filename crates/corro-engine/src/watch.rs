@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod metrics;
 pub(crate) mod observers;
+pub(crate) mod record_file;
 pub mod recorder;
 pub mod timeline;
 pub mod trace;

@@ -220,3 +220,41 @@ fn memory_is_shared_on_one_host_only() {
         });
     }
 }
+
+#[test]
+fn more_unnamed_tensors_than_there_are_names_may_be_under_way() {
+    on_ranks(2, |engine| {
+        // The first of rank 0 wait for rank 1, which comes late: names come round before anything is done.
+        if engine.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let tickets: Vec<_> = (0..700).map(|i| engine.submit_unnamed("sum", sum("", &[i as f32])).unwrap()).collect();
+        let pairs: Vec<_> = (0..300)
+            .map(|i| engine.submit_unnamed_group("pair", vec![sum("", &[i as f32]), sum("", &[1.0, 2.0])]).unwrap())
+            .collect();
+        // One that is waited for takes its turn after all those before it.
+        let last = engine.run_unnamed_while("sum", sum("", &[5.0]), &mut || true).unwrap().unwrap();
+        assert_eq!(numbers(last), [10.0]);
+        for (i, ticket) in tickets.into_iter().enumerate() {
+            assert_eq!(numbers(ticket.wait().unwrap()), [2.0 * i as f32]);
+        }
+        for (i, pair) in pairs.into_iter().enumerate() {
+            let results: Vec<Vec<f32>> = pair.into_iter().map(|t| numbers(t.wait().unwrap())).collect();
+            assert_eq!(results, [vec![2.0 * i as f32], vec![2.0, 4.0]]);
+        }
+        engine.run(corro_engine::Submission::barrier()).unwrap();
+    });
+}
+
+#[test]
+fn unnamed_tensors_that_wait_for_their_names_fail_with_the_job() {
+    on_ranks(2, |engine| {
+        if engine.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(200));
+            return engine.shutdown();
+        }
+        let submit = |_| engine.submit_unnamed("sum", sum("", &[1.0]));
+        let tickets: Vec<_> = (0..600).map_while(|i| submit(i).ok()).collect();
+        assert!(tickets.into_iter().all(|ticket| ticket.wait().is_err()));
+    });
+}

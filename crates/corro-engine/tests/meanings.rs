@@ -238,23 +238,25 @@ fn heard(limits: StallLimits) -> (impl Fn() -> Options, Arc<Mutex<Vec<String>>>)
 }
 
 #[test]
-fn a_rank_that_withholds_a_tensor_is_named_by_all_others() {
+fn a_rank_that_withholds_a_tensor_is_named_once_for_all() {
     for warm in [0, 3, 8] {
         let (options, lines) = heard(StallLimits { warn: Duration::from_millis(300), shutdown: Duration::ZERO });
         on_hosts(&[0, 0, 1], options, move |engine| {
             for _ in 0..warm {
-                engine.run(sum("late", &[1.0])).unwrap();
+                engine.run(sum("tardy", &[1.0])).unwrap();
             }
             if engine.rank() == 1 {
                 std::thread::sleep(Duration::from_secs(2));
             }
-            assert_eq!(numbers(engine.run(sum("late", &[1.0])).unwrap()), [3.0]);
+            assert_eq!(numbers(engine.run(sum("tardy", &[1.0])).unwrap()), [3.0]);
         });
         let lines = lines.lock().unwrap();
-        for rank in 0..3 {
-            let told = |l: &&String| l.contains(&format!("[{rank}]")) && l.contains("Missing ranks:\n1: [late]");
-            assert!(lines.iter().find(told).is_some(), "after {warm} steps, rank {rank}: {lines:?}");
-        }
+        let told = |rank: usize| {
+            let tells = |l: &&String| l.contains(&format!("[{rank}]")) && l.contains("Missing ranks:\n1: [tardy]");
+            lines.iter().filter(tells).count()
+        };
+        // At 0.3 s, 0.6 s and 1.2 s: not every 0.3 s, and not from everybody.
+        assert!((1..=3).contains(&told(0)) && told(1) + told(2) == 0, "after {warm} steps: {lines:?}");
     }
 }
 
@@ -268,10 +270,15 @@ fn with_a_shutdown_time_all_fail_with_the_same_text() {
             for _ in 0..warm {
                 engine.run(sum("late", &[1.0])).unwrap();
             }
-            let name = if engine.rank() == 1 { "own" } else { "late" };
-            text(engine.run(sum(name, &[1.0])))
+            if engine.rank() == 1 {
+                let _own = engine.submit(sum("own", &[1.0])).unwrap();
+                while engine.over().is_none() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+            text(engine.run(sum("late", &[1.0])))
         });
-        assert!(texts[0].contains("Horovod has been shut down") && texts[0].contains("1!: [late]"), "{texts:?}");
+        assert!(texts[0].contains("lost rank 1") && texts[0].contains("1!: [late]"), "{texts:?}");
         assert!(texts[0].contains("last submitted allreduce own"), "{texts:?}");
         assert!(texts.iter().all(|t| *t == texts[0]), "{texts:?}");
         let lines = lines.lock().unwrap();
@@ -280,4 +287,77 @@ fn with_a_shutdown_time_all_fail_with_the_same_text() {
         }
         assert!(start.elapsed() < Duration::from_secs(20));
     }
+}
+
+/// Without any limit: what is found here is not found by waiting.
+fn for_ever() -> Options {
+    let stalls = StallLimits { warn: Duration::ZERO, shutdown: Duration::ZERO };
+    Options { stalls, ..Options::default() }
+}
+
+#[test]
+fn who_waits_for_whom_is_told_at_once_where_nothing_can_come() {
+    for warm in [0, 8] {
+        let texts = on_hosts(&[0, 0, 1], for_ever, move |engine| {
+            for _ in 0..warm {
+                engine.run(sum("x", &[1.0])).unwrap();
+            }
+            // One that all have submitted, nobody waits for, and that is done.
+            let done = engine.submit(sum("done", &[1.0])).unwrap();
+            let text = text(engine.run(sum(if engine.rank() == 1 { "own" } else { "late" }, &[1.0])));
+            done.wait().unwrap();
+            text
+        });
+        assert!(texts[0].contains("waits for 'late', which rank 1 has not submitted"), "{texts:?}");
+        assert!(texts[0].contains("waits for 'own', which ranks 0, 2 have not submitted"), "{texts:?}");
+        assert!(texts.iter().all(|t| *t == texts[0]), "{texts:?}");
+    }
+}
+
+#[test]
+fn ranks_of_a_process_set_that_wait_for_each_other_are_found_while_others_work() {
+    let texts = on_hosts(&[0, 0, 1], for_ever, move |engine| {
+        let set = engine.add_process_set(&[0, 1]).unwrap();
+        if engine.rank() == 2 {
+            while engine.over().is_none() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let name = if engine.rank() == 0 { "a" } else { "b" };
+        let set = if engine.rank() == 2 { 0 } else { set };
+        text(engine.run(Submission { set, ..sum(name, &[1.0]) }))
+    });
+    assert!(texts[0].contains("waits for 'a', which rank 1 has not submitted"), "{texts:?}");
+    assert!(texts.iter().all(|t| *t == texts[0]), "{texts:?}");
+}
+
+#[test]
+fn a_join_that_waits_for_one_who_waits_for_a_tensor_is_found() {
+    let texts = on_hosts(&[0, 0, 1], for_ever, move |engine| match engine.rank() {
+        0 => text(engine.join().unwrap().wait()),
+        // Rank 0 stands aside, but rank 2 and rank 1 want different things.
+        1 => text(engine.run(sum("a", &[1.0]))),
+        _ => text(engine.run(sum("b", &[1.0]))),
+    });
+    assert!(texts[0].contains("waits for 'join', which ranks 1, 2 have not submitted"), "{texts:?}");
+}
+
+#[test]
+fn a_rank_with_a_thread_that_still_works_is_not_taken_for_blocked() {
+    on_hosts(&[0, 0], for_ever, move |engine| {
+        if engine.rank() == 1 {
+            assert_eq!(numbers(engine.run(sum("b", &[1.0])).unwrap()), [2.0]);
+            assert_eq!(numbers(engine.run(sum("a", &[1.0])).unwrap()), [2.0]);
+            return;
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Has taken part, and comes back to it much later.
+                engine.submit(sum("c", &[1.0])).unwrap();
+                std::thread::sleep(Duration::from_millis(1500));
+                engine.run(sum("b", &[1.0])).unwrap();
+            });
+            assert_eq!(numbers(engine.run(sum("a", &[1.0])).unwrap()), [2.0]);
+        });
+    });
 }

@@ -61,6 +61,13 @@ fn rank_process() {
             wait_for_go();
             say_result(&engine.run(sum("x", &[1.0; 100])));
         }
+        // All wait for the same tensor, but for the victim.
+        "apart" => {
+            warm(&engine, words.next().expect("a gear"));
+            say("in");
+            wait_for_go();
+            say_result(&engine.run(sum(if is_victim { "own" } else { "common" }, &[1.0; 100])));
+        }
         "busy" => busy(&engine),
         "end" => end(&engine, is_victim),
         other => panic!("no such role: {other}"),
@@ -370,21 +377,60 @@ fn a_rank_stopped_at_work_is_named_by_all_others() {
     });
 }
 
-/// A stall is another thing: that rank answers.
+/// A stall is another thing: that rank's engine answers, but its program does not come.
 #[test]
-fn a_rank_that_withholds_a_tensor_ends_the_job_only_where_that_was_asked_for() {
+fn a_rank_whose_program_withholds_a_tensor_counts_as_lost_after_the_timeout() {
     side_by_side(&LAYOUTS, |layout, adapt| {
-        let victim = 1;
-        let job = waiting("wait", 4, victim, "bits", |rank, command| {
-            adapt(rank, command);
-            impatient(command);
-            command.env("CORRO_STALL_CHECK_TIME_SECONDS", "1").env("CORRO_STALL_SHUTDOWN_TIME_SECONDS", "5");
-        });
-        for i in survivors(&job, victim) {
-            let text = job.hear(i);
-            assert!(text.contains(&format!("Missing ranks: {victim}!")), "{layout}, rank {i}: {text}");
+        for (gear, victim, stall_shutdown) in [("bits", 1, None), ("plan", 3, None), ("announce", 0, Some("5"))] {
+            let mut job = waiting("wait", 4, victim, gear, |rank, command| {
+                adapt(rank, command);
+                if let Some(seconds) = stall_shutdown {
+                    // Horovod's own variable wins.
+                    command.env("CORRO_STALL_CHECK_TIME_SECONDS", "1").env("CORRO_TIMEOUT", "600");
+                    command.env("CORRO_STALL_SHUTDOWN_TIME_SECONDS", seconds);
+                } else {
+                    impatient(command);
+                }
+            });
+            let since = Instant::now();
+            for i in survivors(&job, victim) {
+                let text = job.hear(i);
+                let case = format!("{layout}, {gear}, rank {i}: {text}");
+                assert!(text.starts_with(&format!("lost {victim}: lost rank {victim} on ")), "{case}");
+                assert!(text.contains(&format!("Missing ranks: {victim}!")), "{case}");
+                assert!(since.elapsed() < PROMPT, "{case} after {:?}", since.elapsed());
+            }
+            job.expect(survivors(&job, victim), "the same later");
+            // When it comes after all, it finds its job over.
+            job.go(victim);
+            let text = job.hear(victim);
+            assert!(text.starts_with(&format!("lost {victim}: ")), "{layout}, {gear}: {text}");
         }
-        job.expect(survivors(&job, victim), "the same later");
+    });
+}
+
+/// Nobody has to wait for a limit where it is certain that nothing can come.
+#[test]
+fn ranks_that_wait_for_different_tensors_fail_at_once_with_who_waits_for_what() {
+    side_by_side(&LAYOUTS, |layout, adapt| {
+        for (size, gear) in [(2, "announce"), (4, "plan")] {
+            let role = format!("apart:1:{gear}");
+            let plan = Plan::new(&role, size).adapt(|rank, command| {
+                adapt(rank, command);
+                command.env("CORRO_STALL_SHUTDOWN_TIME_SECONDS", "0");
+            });
+            let mut job = plan.start();
+            job.expect(0..size, "in");
+            let since = Instant::now();
+            job.go_all();
+            let texts: Vec<String> = (0..size).map(|i| job.hear(i)).collect();
+            println!("{layout}, {gear}: known to all after {:?}", since.elapsed());
+            assert!(since.elapsed() < PROMPT, "{layout}, {gear}: after {:?}", since.elapsed());
+            assert!(texts.iter().all(|t| *t == texts[0]), "{layout}, {gear}: {texts:?}");
+            assert!(texts[0].contains("waits for 'common', which rank 1 has not submitted"), "{texts:?}");
+            assert!(texts[0].contains("rank 1 on") && texts[0].contains("waits for 'own', which rank"), "{texts:?}");
+            job.all_end_well();
+        }
     });
 }
 
@@ -397,6 +443,7 @@ fn a_rank_is_not_lost_because_its_program_is_busy_or_it_was_stopped_for_a_moment
                 in_gear(gear, command);
                 adapt(rank, command);
                 impatient(command);
+                command.env("CORRO_STALL_SHUTDOWN_TIME_SECONDS", "0");
             });
             let mut job = plan.start();
             job.expect(0..4, "in");

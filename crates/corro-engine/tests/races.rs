@@ -8,6 +8,9 @@
 //!
 //! `CORRO_TEST_SCHEDULES` says how many schedules are tried.
 
+#[path = "../src/promise.rs"]
+#[allow(dead_code, unreachable_pub, reason = "a part is enough here")]
+mod promise;
 #[path = "../src/ticket.rs"]
 #[allow(dead_code, unreachable_pub, reason = "a part is enough here")]
 mod ticket;
@@ -16,10 +19,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use corro_core::{Error, Result};
+use promise::{Outcome, Promise};
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use shuttle::sync::{Condvar, Mutex, TryLockError};
 use shuttle::thread;
-use ticket::{Outcome, Promise, Ticket};
+use ticket::Ticket;
 
 /// In place of `src/primitive.rs`.
 mod primitive {
@@ -29,7 +33,7 @@ mod primitive {
 
 /// In place of `src/set.rs`: somebody else does the work.
 mod set {
-    use crate::ticket::Promise;
+    use crate::promise::Promise;
 
     pub(crate) struct ProcessSet;
 

@@ -7,130 +7,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corro_core::{Error, Rank};
+use corro_core::Rank;
 
-use crate::blame::Blame;
-use crate::coordinator::{Coordinator, Input, Output, StallLimits, StallReport, Time};
+use super::root_state::{ANSWER_TIME, Asking, Leaving, News};
+use super::rules::Action;
+use super::state::Node;
+use crate::coordinator::{Input, Output, StallReport, Warned};
 use crate::fusion;
 use crate::hash::HashMap;
 use crate::matching::Agreed;
 use crate::message::{Announcement, Decision, Item, Slot, Up, ranges};
-use crate::plan::{Learner, is_plannable};
-
-use super::refining::Refined;
-use super::{Action, Node};
-
-/// How long missing ranks may take to tell what they are doing, and members to leave a plan when the job is to end.
-const ANSWER_TIME: Duration = Duration::from_secs(1);
-
-/// What the root keeps beside what every member keeps.
-#[derive(Debug)]
-pub(super) struct Root {
-    coordinator: Coordinator,
-    learner: Learner,
-    limits: StallLimits,
-    next_slot: Slot,
-    /// When each slot last ran, counted in lists.
-    used: HashMap<Slot, u64>,
-    lists: u64,
-    /// Complete by numbers, and not yet decided on.
-    pub(super) complete: Vec<Slot>,
-    /// Decided on, and not yet told.
-    to_run: Vec<Arc<Agreed>>,
-    /// What came while a plan is being left.
-    held: Vec<News>,
-    leaving: Option<Leaving>,
-    pub(super) refined: Refined,
-    asking: Option<Asking>,
-    blame: Blame,
-}
-
-/// What the root decides on.
-#[derive(Debug)]
-enum News {
-    Announced(Announcement),
-    Joined(Rank),
-    Shutdown(Rank),
-}
-
-/// Members were told to leave the plan.
-#[derive(Debug)]
-struct Leaving {
-    /// Whether they had waited in vain.
-    futile: bool,
-    /// Since when somebody waits.
-    since: Time,
-    /// When a word was said about it.
-    warned: Option<Time>,
-    /// Nobody wants to leave: it is to go on in these entries.
-    refine: Option<Vec<Vec<Slot>>>,
-}
-
-/// A stall that ranks were asked about.
-#[derive(Debug)]
-struct Asking {
-    report: StallReport,
-    /// They may answer until then.
-    until: Time,
-    /// Whether all members were asked, since it is not known who is missing: whoever does not answer.
-    roll_call: bool,
-}
-
-impl Root {
-    pub(super) fn new(members: Vec<Rank>, limits: StallLimits) -> Self {
-        Self {
-            coordinator: Coordinator::new(members, limits),
-            learner: Learner::default(),
-            limits,
-            next_slot: 0,
-            used: HashMap::default(),
-            lists: 0,
-            complete: Vec::new(),
-            to_run: Vec::new(),
-            held: Vec::new(),
-            leaving: None,
-            refined: Refined::default(),
-            asking: None,
-            blame: Blame::default(),
-        }
-    }
-
-    pub(super) fn memory(&self) -> usize {
-        let members = self.coordinator.members().len();
-        let pending = self.coordinator.waiting() * members * size_of::<Option<Arc<Agreed>>>();
-        pending + members * (size_of::<Rank>() + 1) + self.used.len() * 16
-    }
-
-    pub(super) fn has_news(&self) -> bool {
-        !(self.complete.is_empty() && self.to_run.is_empty())
-    }
-
-    /// Nothing is decided any more.
-    pub(super) fn end(&mut self) {
-        self.complete.clear();
-        self.to_run.clear();
-        self.held.clear();
-    }
-
-    pub(super) fn next_tick(&self) -> Option<Time> {
-        // One stall at a time.
-        let look = match &self.asking {
-            Some(asking) => Some(asking.until),
-            None => [self.coordinator.next_look(), self.next_roll_call()].into_iter().flatten().min(),
-        };
-        [look, self.end_at(), self.blame.due()].into_iter().flatten().min()
-    }
-
-    fn next_roll_call(&self) -> Option<Time> {
-        self.leaving.as_ref().and_then(|l| self.limits.next_look(l.since, l.warned))
-    }
-
-    /// When the job ends although the plan was not left, since somebody wants the end and somebody else does not answer.
-    fn end_at(&self) -> Option<Time> {
-        let ends = self.held.iter().any(|news| matches!(news, News::Shutdown(_)));
-        self.leaving.as_ref().filter(|_| ends).map(|l| l.since + ANSWER_TIME)
-    }
-}
+use crate::plan::is_plannable;
 
 impl Node {
     /// Something has reached the root.
@@ -151,6 +38,7 @@ impl Node {
                     asking.report.doing.insert(rank, doing);
                 }
             }
+            Up::Stands { round, rank, standing } => self.heard_standing(round, rank, standing.map(|s| *s)),
             // Every node looks at these by itself.
             Up::Bits { .. }
             | Up::Overdue(_)
@@ -159,6 +47,7 @@ impl Node {
             | Up::AreYouThere
             | Up::Here
             | Up::Seen { .. }
+            | Up::Blocked { .. }
             | Up::Bye => {}
         }
     }
@@ -166,7 +55,7 @@ impl Node {
     fn take_up(&mut self, news: News) {
         let (rank, why, alone) = match &news {
             News::Announced(a) => {
-                (a.rank, "its tensor is new or has changed", self.cache.named(&a.request.name).is_none())
+                (a.rank, "its tensor is new or has changed", self.requests.cache.named(&a.request.name).is_none())
             }
             News::Joined(rank) => (*rank, "it has joined", false),
             News::Shutdown(rank) => (*rank, "it shuts down", false),
@@ -175,11 +64,11 @@ impl Node {
             // What was complete before this goes first. That may begin a plan.
             self.run_complete();
         }
-        if self.following.is_some() {
+        if self.plan.following.is_some() {
             self.heard_leave(rank, why.into(), false);
         }
         let Some(root) = &mut self.root else { return };
-        if self.following.is_some() {
+        if self.plan.following.is_some() {
             return root.held.push(news);
         }
         match news {
@@ -191,11 +80,11 @@ impl Node {
 
     fn announced(&mut self, Announcement { rank, request, waited }: Announcement) {
         // Whoever says in full what has a number has changed it: all say it in full.
-        if let Some(cached) = self.cache.named(&request.name) {
+        if let Some(cached) = self.requests.cache.named(&request.name) {
             self.forget(vec![cached.slot]);
         }
         if self.rules.ticks {
-            self.actions.push(Action::Heard(request.name.clone(), rank));
+            self.outbox.actions.push(Action::Heard(request.name.clone(), rank));
         }
         let Some(root) = &mut self.root else { return };
         let outputs = root.coordinator.step(self.now, Input::Announce { rank, requests: vec![request], waited });
@@ -204,7 +93,7 @@ impl Node {
 
     fn joined(&mut self, rank: Rank) {
         // While some stand aside nothing is said by number: nobody would count for them.
-        self.forget(self.cache.slots().collect());
+        self.forget(self.requests.cache.slots().collect());
         let Some(root) = &mut self.root else { return };
         root.learner.disturb();
         let outputs = root.coordinator.step(self.now, Input::Join { rank });
@@ -215,8 +104,8 @@ impl Node {
     pub(super) fn reveal(&mut self, late: Vec<Slot>) {
         self.run_complete();
         // If that began a plan, whoever still waits says so again when the plan is left.
-        if self.following.is_none() {
-            self.forget(late.into_iter().filter(|slot| self.cache.get(*slot).is_some()).collect());
+        if self.plan.following.is_none() {
+            self.forget(late.into_iter().filter(|slot| self.requests.cache.get(*slot).is_some()).collect());
         }
     }
 
@@ -247,22 +136,23 @@ impl Node {
             let who = root.held.iter().find_map(|n| if let News::Shutdown(rank) = n { Some(*rank) } else { None });
             return self.decide(Decision::Shutdown(who.unwrap_or(self.rank)));
         }
-        if root.asking.is_none() {
+        if root.asking.is_none() && !root.given_up {
             let outputs = root.coordinator.step(now, Input::Tick);
             self.follow(outputs);
             self.call_roll();
         }
         self.report_stall();
+        self.inquire();
     }
 
     /// Somebody has not left the plan for a long time: asks who is there.
     fn call_roll(&mut self) {
         let now = self.now;
         let Some(root) = self.root.as_mut().filter(|r| r.next_roll_call().is_some_and(|at| now >= at)) else { return };
-        let (Some(leaving), Some(following)) = (&mut root.leaving, &self.following) else { return };
-        leaving.warned = Some(now);
+        let (Some(leaving), Some(following)) = (&mut root.leaving, &self.plan.following) else { return };
+        leaving.warned = Some(Warned::again(leaving.warned, leaving.since, now));
         let waiting = now.saturating_sub(leaving.since);
-        let names = following.awaited(self.in_entry);
+        let names = following.awaited(self.plan.in_entry);
         let missing = root.coordinator.members().iter().map(|rank| (*rank, names.clone())).collect();
         let fatal = root.limits.end(waiting);
         self.ask(StallReport { waiting, missing, doing: BTreeMap::new(), fatal }, true);
@@ -289,9 +179,11 @@ impl Node {
                 return;
             }
         }
-        self.decide(Decision::Stalled(report.clone()));
         if report.fatal {
-            self.decide(Decision::Failed(Error::Shutdown(format!("Horovod has been shut down: {report}"))));
+            root.given_up = true;
+            self.outbox.actions.push(Action::Overdue(report));
+        } else {
+            self.outbox.actions.push(Action::Stalled(report));
         }
     }
 
@@ -300,9 +192,12 @@ impl Node {
     /// Decides on all that is complete: runs it, or makes a plan.
     pub(super) fn run_complete(&mut self) {
         // A plan may be left as soon as it is made, and then there is more.
-        while self.root.as_ref().is_some_and(|r| r.has_news()) && self.following.is_none() && self.over.is_none() {
+        while self.root.as_ref().is_some_and(|r| r.has_news())
+            && self.plan.following.is_none()
+            && self.ending.over.is_none()
+        {
             let Some(root) = &mut self.root else { return };
-            let known = |slot| self.cache.get(slot).map(|cached| Arc::clone(&cached.agreed));
+            let known = |slot| self.requests.cache.get(slot).map(|cached| Arc::clone(&cached.agreed));
             let complete: Vec<Arc<Agreed>> = std::mem::take(&mut root.complete).into_iter().filter_map(known).collect();
             let outputs = root.coordinator.complete(complete);
             self.follow(outputs);
@@ -315,7 +210,7 @@ impl Node {
         let to_run = std::mem::take(&mut root.to_run);
         root.lists += 1;
         let known = |agreed: &Arc<Agreed>| {
-            let cached = self.cache.named(&agreed.name)?;
+            let cached = self.requests.cache.named(&agreed.name)?;
             Arc::ptr_eq(&cached.agreed, agreed).then_some(cached.slot)
         };
         let slots: Vec<Option<Slot>> = to_run.iter().map(known).collect();
@@ -323,14 +218,16 @@ impl Node {
             root.used.insert(*slot, root.lists);
         }
         let size = root.coordinator.members().len();
-        let for_good = self.unnamed.are_named_for_good(&to_run);
+        let for_good = self.requests.unnamed.are_named_for_good(&to_run);
         let plannable =
             self.rules.plans && for_good && to_run.iter().all(|a| is_plannable(a, size)) && has_whole_groups(&to_run);
         match slots.iter().copied().collect::<Option<Vec<Slot>>>().filter(|_| plannable) {
             None => root.learner.disturb(),
             Some(all_known) => {
                 if let Some((first, lists)) = root.learner.observe(&all_known) {
-                    if root.coordinator.is_idle() && lists.iter().flatten().all(|s| self.cache.get(*s).is_some()) {
+                    if root.coordinator.is_idle()
+                        && lists.iter().flatten().all(|s| self.requests.cache.get(*s).is_some())
+                    {
                         let before: Vec<Item> = all_known[..first].iter().map(|s| Item::Known(*s)).collect();
                         return self.make_plan(before, &lists);
                     }
@@ -369,7 +266,7 @@ impl Node {
         let mut batches = Vec::new();
         for list in lists {
             let agreed: Vec<Arc<Agreed>> =
-                list.iter().filter_map(|s| self.cache.get(*s)).map(|c| Arc::clone(&c.agreed)).collect();
+                list.iter().filter_map(|s| self.requests.cache.get(*s)).map(|c| Arc::clone(&c.agreed)).collect();
             for batch in fusion::batches(&agreed, self.rules.fusion) {
                 batches.push(batch.tensors.into_iter().map(|i| list[i]).collect());
             }
@@ -377,17 +274,17 @@ impl Node {
         if let Some(root) = &mut self.root {
             batches = root.refined.instead_of(batches);
         }
-        self.decide(Decision::Plan { era: self.era + 1, batches });
+        self.decide(Decision::Plan { era: self.requests.era + 1, batches });
     }
 
     fn forget_oldest(&mut self) {
         let Some(root) = &self.root else { return };
-        let too_many = self.cache.len().saturating_sub(self.rules.cache_capacity);
+        let too_many = self.requests.cache.len().saturating_sub(self.rules.cache_capacity);
         if too_many == 0 {
             return;
         }
         let mut by_age: Vec<(u64, Slot)> =
-            self.cache.slots().map(|s| (root.used.get(&s).copied().unwrap_or(0), s)).collect();
+            self.requests.cache.slots().map(|s| (root.used.get(&s).copied().unwrap_or(0), s)).collect();
         by_age.sort_unstable();
         self.forget(by_age.into_iter().take(too_many).map(|(_, slot)| slot).collect());
     }
@@ -397,7 +294,7 @@ impl Node {
         let Some(root) = self.root.as_mut().filter(|_| !slots.is_empty()) else { return };
         for slot in &slots {
             root.used.remove(slot);
-            if let Some(cached) = self.cache.get(*slot) {
+            if let Some(cached) = self.requests.cache.get(*slot) {
                 root.coordinator.recall(&cached.agreed);
             }
         }
@@ -408,10 +305,10 @@ impl Node {
 
     pub(super) fn halt(&mut self, rank: Rank, why: String, futile: bool) {
         let Some(root) = &mut self.root else { return };
-        if self.following.is_some() && root.leaving.as_ref().is_none_or(|l| l.refine.is_some()) {
-            let waited = if futile { self.patience } else { Duration::ZERO };
+        if self.plan.following.is_some() && root.leaving.as_ref().is_none_or(|l| l.refine.is_some()) {
+            let waited = if futile { self.plan.patience } else { Duration::ZERO };
             root.leaving = Some(Leaving { futile, since: self.now.saturating_sub(waited), warned: None, refine: None });
-            self.decide(Decision::Halt { era: self.era, rank, why });
+            self.decide(Decision::Halt { era: self.requests.era, rank, why });
         }
     }
 
@@ -420,7 +317,7 @@ impl Node {
         let Some(root) = self.root.as_mut().filter(|r| r.leaving.is_none()) else { return };
         root.leaving = Some(Leaving { futile: false, since: self.now, warned: None, refine: Some(entries) });
         let why = "it can go on in fewer entries".to_owned();
-        self.decide(Decision::Halt { era: self.era, rank: self.rank, why });
+        self.decide(Decision::Halt { era: self.requests.era, rank: self.rank, why });
     }
 
     /// All members have stopped following the plan.
@@ -433,10 +330,10 @@ impl Node {
         }
         root.refined.left(futile, torn);
         root.learner.left(futile);
-        if let Some(following) = &self.following {
+        if let Some(following) = &self.plan.following {
             root.coordinator.already_ran(following.ran(fewest));
         }
-        self.decide(Decision::Resume { era: self.era + 1, begun: fewest, withdraw: most > fewest });
+        self.decide(Decision::Resume { era: self.requests.era + 1, begun: fewest, withdraw: most > fewest });
         let held = self.root.as_mut().map(|r| std::mem::take(&mut r.held)).unwrap_or_default();
         for news in held {
             self.take_up(news);
@@ -445,8 +342,8 @@ impl Node {
 
     /// Writes a decision into the log.
     pub(super) fn decide(&mut self, decision: Decision) {
-        if self.over.is_none() {
-            self.down.push(decision.clone());
+        if self.ending.over.is_none() {
+            self.outbox.down.push(decision.clone());
             self.apply(decision);
         }
     }

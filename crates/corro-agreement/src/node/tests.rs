@@ -1,8 +1,18 @@
 //! Nodes of a few ranks, told what to hear, and asked what they say.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use corro_core::{Error, Rank};
+
+use super::parts::PATIENCE;
+use super::watching::VERDICT_TIME;
 use super::*;
+use crate::coordinator::{StallLimits, Time};
+use crate::deadlock::{Awaited, InSet, Standing};
+use crate::fusion;
+use crate::message::{Decision, Up};
+use crate::request::Request;
 use crate::simulator::allreduce;
 use crate::tree::neighbours;
 
@@ -66,6 +76,20 @@ impl Ranks {
         self.settle();
     }
 
+    /// What the root alone was told about stalls since the last call.
+    fn stalls(&mut self) -> Vec<String> {
+        let is_on_stall = |action: &mut Action| matches!(action, Action::Stalled(_) | Action::Overdue(_));
+        let words = |action| match action {
+            Action::Stalled(report) => format!("stalled by {:?}", report.missing.keys().collect::<Vec<_>>()),
+            Action::Overdue(report) => report.to_string(),
+            other => format!("{other:?}"),
+        };
+        let mut told: Vec<Vec<String>> =
+            self.actions.iter_mut().map(|a| a.extract_if(.., is_on_stall).map(words).collect()).collect();
+        assert!(told[1..].iter().all(Vec::is_empty), "one report is enough: {told:?}");
+        told.swap_remove(0)
+    }
+
     /// What the ranks were told since the last call: it must be the same for all.
     fn told(&mut self) -> Vec<String> {
         let words = |action: Action| match action {
@@ -82,7 +106,9 @@ impl Ranks {
             Action::Tune(bytes, _) => format!("tune {bytes}"),
             Action::Over(error) => format!("over: {error}"),
             Action::Silent(member, _) => format!("{member} is silent"),
-            Action::Asked | Action::Heard(..) => String::new(),
+            Action::Overdue(report) => format!("overdue: {report}"),
+            Action::Deadlocked(error) => format!("deadlock: {error}"),
+            Action::Asked | Action::AskedStanding(_) | Action::Heard(..) => String::new(),
         };
         let told: BTreeSet<Vec<String>> =
             self.actions.iter_mut().map(|a| a.drain(..).map(words).filter(|w| !w.is_empty()).collect()).collect();
@@ -419,10 +445,93 @@ fn a_number_said_long_ago_is_said_in_full_so_that_the_missing_are_known() {
     ranks.pass(second(5));
     assert!(ranks.told().is_empty());
     ranks.pass(second(5));
-    assert_eq!(ranks.told(), ["stalled by [3]"], "at ten seconds, though it was announced at five");
+    assert_eq!(ranks.stalls(), ["stalled by [3]"], "at ten seconds, though it was announced at five");
     ranks.pass(second(20));
-    let told = ranks.told();
-    assert!(told[0] == "stalled by [3]" && told[1].contains("3!: [a] (thinking)"), "{told:?}");
+    let told = ranks.stalls();
+    assert!(told.len() == 1 && told[0].contains("3!: [a] (thinking)"), "{told:?}");
+    ranks.pass(second(20));
+    assert!(ranks.stalls().is_empty(), "once it is too much, it is said once");
+    let error = Error::peer_lost(3, "here", "it has made others wait");
+    ranks.nodes[0].give_up(ranks.now, error.clone());
+    ranks.settle();
+    assert_eq!(ranks.told(), [format!("over: {error}")]);
+}
+
+#[test]
+fn who_waits_for_a_join_that_does_not_come_is_told() {
+    let limits = StallLimits { warn: second(10), shutdown: second(30) };
+    let mut ranks = Ranks::new(3, Rules { stalls: limits, ..Rules::default() });
+    ranks.nodes[1].join(ranks.now);
+    ranks.settle();
+    ranks.pass(second(6));
+    ranks.submit(0, a());
+    ranks.submit(2, a());
+    ranks.pass(second(6));
+    assert!(ranks.stalls().is_empty(), "the others go on");
+    ranks.pass(second(4));
+    assert_eq!(ranks.stalls(), ["stalled by [0, 2]"]);
+    ranks.pass(second(20));
+    let told = ranks.stalls();
+    assert!(told.len() == 1 && told[0].contains("2!: [join]"), "{told:?}");
+}
+
+/// Says that all ranks are blocked: each waits for what it is said to wait for, and has submitted only that.
+fn block(ranks: &mut Ranks, waits: &[&str]) -> Vec<Action> {
+    for rank in 0..waits.len() {
+        ranks.nodes[rank].blocked(ranks.now, true);
+    }
+    loop {
+        ranks.settle();
+        let mut asked = false;
+        for (rank, name) in waits.iter().enumerate() {
+            for action in std::mem::take(&mut ranks.actions[rank]) {
+                match action {
+                    Action::AskedStanding(round) => {
+                        let decisions = ranks.nodes[rank].decisions();
+                        let submitted = vec![(*name).to_owned()];
+                        let in_set = InSet { set: 0, decisions, joined: false, submitted, complete: true };
+                        let waits = vec![Awaited { set: 0, name: (*name).into() }];
+                        let standing = Standing { stirred: 3, host: "here".into(), waits, sets: vec![in_set] };
+                        ranks.nodes[rank].stands(ranks.now, round, Some(standing));
+                        asked = true;
+                    }
+                    action => ranks.actions[rank].push(action),
+                }
+            }
+        }
+        if !asked {
+            return ranks.actions.iter_mut().flat_map(std::mem::take).collect();
+        }
+    }
+}
+
+#[test]
+fn ranks_that_wait_for_different_tensors_are_found_and_others_are_not() {
+    let mut ranks = Ranks::new(5, Rules::default());
+    ["a", "b", "a", "a", "b"].iter().enumerate().for_each(|(rank, name)| ranks.submit(rank, allreduce(name, 4)));
+    let told = block(&mut ranks, &["a", "b", "a", "a", "b"]);
+    let [Action::Deadlocked(error)] = told.as_slice() else { panic!("{told:?}") };
+    let text = error.to_string();
+    assert!(text.contains("rank 1 on here waits for 'b', which ranks 0, 2, 3 have not submitted"), "{text}");
+    let mut ranks = Ranks::new(5, Rules::default());
+    assert!(block(&mut ranks, &["a"; 5]).is_empty());
+}
+
+#[test]
+fn who_is_blocked_says_so_to_its_parent_and_no_further_while_others_work() {
+    let mut ranks = Ranks::new(7, Rules::default());
+    ranks.nodes[3].blocked(ranks.now, true);
+    ranks.settle();
+    ranks.nodes[3].blocked(ranks.now, true);
+    ranks.settle();
+    assert_eq!(ranks.messages, 1);
+    ranks.nodes[3].blocked(ranks.now, false);
+    ranks.settle();
+    assert_eq!(ranks.messages, 2);
+    let mut ranks = Ranks::in_plan(3, Rules::default(), &[a()]);
+    (0..3).for_each(|rank| ranks.nodes[rank].blocked(ranks.now, true));
+    ranks.settle();
+    assert_eq!(ranks.messages, 0, "in a plan nothing is said");
 }
 
 #[test]

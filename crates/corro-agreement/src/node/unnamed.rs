@@ -1,66 +1,38 @@
 //! Names for what the program gives none (see [`crate::unnamed`]).
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::sync::Arc;
 
-use super::Node;
-use crate::hash::HashMap;
-use crate::matching::Agreed;
+use super::names::Names;
+use super::state::Node;
 use crate::message::Decision;
 use crate::request::Request;
-use crate::unnamed::{Fold, Periods, Stream};
-
-/// All streams of a process set's unnamed tensors.
-#[derive(Debug, Default)]
-pub(super) struct Unnamed {
-    streams: HashMap<String, Stream>,
-    /// At the root: what its program does, by stream.
-    periods: HashMap<String, Periods>,
-    /// The stream and the name that was given last, until it is known what for; and how often the program had looked.
-    given: Option<(String, String)>,
-    looks: u64,
-}
-
-impl Unnamed {
-    /// Whether these are called the same in each step, as far as the root knows: only then a plan can have them.
-    pub(super) fn are_named_for_good(&self, agreed: &[Arc<Agreed>]) -> bool {
-        let suits = |name: &str, stream: &Stream| {
-            let period = self.periods.get(name).and_then(Periods::period);
-            period.is_some_and(|period| stream.suits(period))
-        };
-        self.streams.is_empty()
-            || agreed
-                .iter()
-                .filter_map(|a| self.streams.get_key_value(a.name.rsplit_once(".noname.")?.0))
-                .all(|(name, stream)| suits(name, stream))
-    }
-}
+use crate::unnamed::{Fold, Stream};
 
 impl Node {
     /// A name for the next tensor of `stream`, such as `allreduce`. All members that ask as often get the same ones. It
     /// may have had an earlier tensor: that one must be waited for.
     pub fn name(&mut self, stream: &str) -> String {
-        if !self.unnamed.streams.contains_key(stream) {
-            self.unnamed.streams.insert(stream.to_owned(), Stream::default());
+        if !self.requests.unnamed.streams.contains_key(stream) {
+            self.requests.unnamed.streams.insert(stream.to_owned(), Stream::default());
         }
-        let number = self.unnamed.streams.get_mut(stream).map_or(0, Stream::number);
+        let number = self.requests.unnamed.streams.get_mut(stream).map_or(0, Stream::number);
         let name = format!("{stream}.noname.{number}");
         if self.root.is_some() {
-            self.unnamed.given = Some((stream.to_owned(), name.clone()));
+            self.requests.unnamed.given = Some((stream.to_owned(), name.clone()));
         }
         name
     }
 
     /// The program submits this. If it is what a name was given for, the root learns what its program repeats.
     pub(super) fn learn_unnamed(&mut self, request: &Request) {
-        let unnamed = &mut self.unnamed;
+        let unnamed = &mut self.requests.unnamed;
         // Of a group, the first stands for all.
         let bears = |(_, name): &mut (String, String)| {
             request.name.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with("_1of"))
         };
         let Some((stream, _)) = unnamed.given.take_if(bears) else { return };
         // A program that looks at results begins something new.
-        let looked = std::mem::replace(&mut unnamed.looks, self.looks) != self.looks;
+        let looked = std::mem::replace(&mut unnamed.looks, self.plan.looks) != self.plan.looks;
         let size = request.group.map(|(_, size)| size);
         // Only this rank sees the hash, so any will do.
         let like = (&request.kind, request.dtype, &request.shape, size, looked);
@@ -71,14 +43,14 @@ impl Node {
         // Not while a plan is followed: nothing is decided then. And not more than can be remembered.
         let fits = |f: &Fold| f.length <= (self.rules.cache_capacity as u64).saturating_mul(3) / 4;
         if let Some(Fold { base, length }) =
-            fold.filter(fits).filter(|_| self.following.is_none() && self.over.is_none())
+            fold.filter(fits).filter(|_| self.plan.following.is_none() && self.ending.over.is_none())
         {
             self.decide(Decision::Fold { stream, base, length });
         }
     }
 
     pub(super) fn apply_fold(&mut self, stream: String, base: u64, length: u64) {
-        if !self.unnamed.streams.entry(stream).or_default().apply(Fold { base, length }) {
+        if !self.requests.unnamed.streams.entry(stream).or_default().apply(Fold { base, length }) {
             let why = format!("rank {} learns too late what to call tensors without a name", self.rank);
             self.end(corro_core::Error::Bug(why));
         }
@@ -86,6 +58,6 @@ impl Node {
 
     /// All have joined: some may have asked for more names than others, so all begin again.
     pub(super) fn restart_unnamed(&mut self) {
-        self.unnamed = Unnamed::default();
+        self.requests.unnamed = Names::default();
     }
 }

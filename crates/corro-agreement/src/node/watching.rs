@@ -8,28 +8,40 @@ use crate::coordinator::Time;
 use crate::liveness::Findings;
 use crate::message::{Decision, Up};
 
-use super::{Action, Node, VERDICT_TIME};
+use super::rules::Action;
+use super::state::Node;
+
+/// How long a member that saw something fail waits for the root's word on what failed first.
+pub(super) const VERDICT_TIME: Duration = Duration::from_millis(500);
 
 impl Node {
     /// Since when something here has waited without anything getting on; `None`: nothing waits. To be said now and then:
     /// a member whose program waits in vain looks whether its neighbours are still there.
     pub fn waits(&mut self, since: Option<Time>) {
-        self.liveness.waits(since);
+        self.ending.liveness.waits(since);
     }
 
     /// A neighbour has said something. (What, is told by [`Node::hear_child`] and [`Node::hear_parent`].)
     pub fn heard_from(&mut self, now: Time, member: usize) {
-        self.liveness.heard(now, member);
+        self.ending.liveness.heard(now, member);
     }
 
     /// Something went wrong here that ends the job for all.
     pub fn fail(&mut self, now: Time, error: Error) {
         self.now = now;
-        if self.over.is_some() || self.suspicion.is_some() {
+        if self.ending.over.is_some() || self.ending.suspicion.is_some() {
             return;
         }
         self.suspect(error.clone());
         self.tell_root(Up::Failed(self.rank, error));
+    }
+
+    /// A rank is to count as lost, for certain, though its engine answers: its program has made others wait for too long.
+    pub fn give_up(&mut self, now: Time, error: Error) {
+        self.now = now;
+        if self.ending.over.is_none() {
+            self.tell_root(Up::Lost(error));
+        }
     }
 
     /// A neighbour is gone: its connection has broken, or it does not answer. (Whoever has said goodbye may go: that is no
@@ -41,7 +53,7 @@ impl Node {
         }
         // It won't say goodbye any more.
         self.count_bye();
-        if self.over.is_none() {
+        if self.ending.over.is_none() {
             // Certain, unlike what was suspected before.
             self.suspect(error.clone());
             self.tell_root(Up::Lost(error));
@@ -51,62 +63,62 @@ impl Node {
     /// From now on the root has some time to say what failed first.
     fn suspect(&mut self, error: Error) {
         let Some(parent) = self.neighbours.parent else { return };
-        let until = self.suspicion.as_ref().map_or(self.now + VERDICT_TIME, |(_, until)| *until);
-        self.suspicion = Some((error, until));
+        let until = self.ending.suspicion.as_ref().map_or(self.now + VERDICT_TIME, |(_, until)| *until);
+        self.ending.suspicion = Some((error, until));
         // Its word comes through the parent. If that one does not answer, no word will come, and it is the one to blame:
         // others may have left because of it.
-        if self.liveness.ask(self.now, parent) {
-            self.up.push(Up::AreYouThere);
+        if self.ending.liveness.ask(self.now, parent) {
+            self.outbox.up.push(Up::AreYouThere);
         }
     }
 
     /// When this member goes by what it has seen itself: when the root's time is over, and the parent has answered, or had
     /// the time to.
     pub(super) fn verdict_at(&self) -> Option<Time> {
-        let (_, until) = self.suspicion.as_ref()?;
+        let (_, until) = self.ending.suspicion.as_ref()?;
         Some(self.parent_owes_answer().map_or(*until, |(at, _)| at.max(*until)))
     }
 
     /// Goes by what it has seen itself.
     pub(super) fn give_verdict(&mut self) {
-        let Some((error, _)) = self.suspicion.take() else { return };
+        let Some((error, _)) = self.ending.suspicion.take() else { return };
         match (self.neighbours.parent, self.parent_owes_answer()) {
-            (Some(parent), Some((_, silence))) => self.actions.push(Action::Silent(parent, silence)),
+            (Some(parent), Some((_, silence))) => self.outbox.actions.push(Action::Silent(parent, silence)),
             _ => self.decide(Decision::Failed(error)),
         }
     }
 
     fn parent_owes_answer(&self) -> Option<(Time, Duration)> {
-        self.liveness.owes_answer(self.now, self.neighbours.parent?)
+        self.ending.liveness.owes_answer(self.now, self.neighbours.parent?)
     }
 
     /// The parent wants to know whether this member is there: somebody waits.
     pub(super) fn asked_by_parent(&mut self) {
-        self.liveness.was_asked(self.now);
-        self.up.push(Up::Here);
+        self.ending.liveness.was_asked(self.now);
+        self.outbox.up.push(Up::Here);
     }
 
     /// The same of a child.
     pub(super) fn asked_by_child(&mut self) {
-        self.liveness.was_asked(self.now);
+        self.ending.liveness.was_asked(self.now);
         // One answer is for all children.
-        if !self.down.contains(&Decision::Here) {
-            self.down.push(Decision::Here);
+        if !self.outbox.down.contains(&Decision::Here) {
+            self.outbox.down.push(Decision::Here);
         }
     }
 
     pub(super) fn look_at_neighbours(&mut self) {
-        if self.liveness.next_look().is_none_or(|at| self.now < at) {
+        if self.ending.liveness.next_look().is_none_or(|at| self.now < at) {
             return;
         }
-        let Findings { ask, lost } = self.liveness.look(self.now);
+        let Findings { ask, lost } = self.ending.liveness.look(self.now);
         let parent = self.neighbours.parent;
         if ask.iter().any(|member| Some(*member) == parent) {
-            self.up.push(Up::AreYouThere);
+            self.outbox.up.push(Up::AreYouThere);
         }
         if ask.iter().any(|member| Some(*member) != parent) {
-            self.down.push(Decision::AreYouThere);
+            self.outbox.down.push(Decision::AreYouThere);
         }
-        self.actions.extend(lost.into_iter().map(|(member, time)| Action::Silent(member, time)));
+        self.outbox.actions.extend(lost.into_iter().map(|(member, time)| Action::Silent(member, time)));
     }
 }

@@ -21,10 +21,12 @@ pub enum End {
     Death,
     /// One rank stands still for good, some time.
     Stop,
+    /// When all is done, two ranks of a set wait for each other.
+    Deadlock,
 }
 
 impl End {
-    /// One of them, by the seed.
+    /// One of them, by the seed; all but the last.
     pub fn of(seed: u64) -> Self {
         [Self::Finished, Self::Shutdown, Self::Failure, Self::Death, Self::Stop][(seed % 5) as usize]
     }
@@ -279,6 +281,24 @@ impl Maker {
         self.tag += most as u64 + 1;
     }
 
+    /// A rank waits for a tensor that another has not submitted, and that other one for one that the first has not. All others
+    /// of the set wait for both.
+    fn deadlock(&mut self, set: usize, one: Rank) {
+        let Some(other) = self.members(set).iter().copied().find(|rank| *rank != one) else { return };
+        self.scenario.deadlock = true;
+        for rank in self.members(set).to_vec() {
+            let mut names = vec!["x", "y"];
+            names.retain(|name| (rank != one || *name == "x") && (rank != other || *name == "y"));
+            self.random.shuffle(&mut names);
+            let submit = |name: &&str| Step::Submit { set, request: allreduce(name, 7), tag: 0, fails: None };
+            let pause = Step::Compute(self.random.time(self.pause));
+            let program = &mut self.scenario.programs[rank];
+            program.push(pause);
+            program.extend(names.iter().map(submit));
+            program.push(Step::Wait { set, names: names.iter().map(ToString::to_string).collect() });
+        }
+    }
+
     fn finish(&mut self, end: End) {
         let set = self.random.below(self.scenario.sets.len());
         let rank = *pick(&mut self.random, &self.scenario.sets[set]);
@@ -286,6 +306,7 @@ impl Maker {
         let at = self.random.below(program.len() + 1);
         match end {
             End::Finished => {}
+            End::Deadlock => self.deadlock(set, rank),
             End::Shutdown => program.insert(at, Step::Shutdown { set }),
             End::Failure => program.insert(at, Step::Fail { set, text: "it was to fail".into() }),
             End::Stop => {

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use corro_core::{Error, Rank};
 
-use super::lane::{History, Job, Lane, Nth, Task, Ticket};
+use super::lane::{History, Lane, Nth, Task, Ticket};
 use super::{Random, Report, Scenario, Step, Violation};
 use crate::coordinator::Time;
 use crate::fusion;
 use crate::matching::Agreed;
-use crate::message::{Decision, Knobs, Up};
+use crate::message::{Decision, Up};
 use crate::node::{Action, Node};
 use crate::tree::neighbours;
 
@@ -22,13 +22,13 @@ const EVENTS: u64 = 50_000_000;
 /// Events that are kept to be read.
 const TRACE: usize = 300;
 
-type Checked<T = ()> = Result<T, String>;
+pub(super) type Checked<T = ()> = Result<T, String>;
 
 /// A member of a set: the set, and its place there.
-type Place = (usize, usize);
+pub(super) type Place = (usize, usize);
 
 #[derive(Debug)]
-enum Event {
+pub(super) enum Event {
     Program(Rank),
     /// To this member, from that one.
     FromChild(Place, usize, Vec<Up>),
@@ -38,68 +38,72 @@ enum Event {
     Speak(Place),
     Tick(Place),
     Done(Place, Nth),
+    /// A program that has waited since it last did something, so many things ago, says so.
+    Blocked(Rank, u64),
     Death(Rank),
     Freeze(Rank, Duration),
     Stop(Rank),
 }
 
-struct Member {
-    rank: Rank,
-    node: Node,
-    tickets: BTreeMap<String, Ticket>,
-    lane: Lane,
-    limits: fusion::Limits,
+pub(super) struct Member {
+    pub(super) rank: Rank,
+    pub(super) node: Node,
+    pub(super) tickets: BTreeMap<String, Ticket>,
+    pub(super) lane: Lane,
+    pub(super) limits: fusion::Limits,
     /// Whether the program waits in a join, or what is left of one.
-    joined: bool,
+    pub(super) joined: bool,
     /// Whether it follows a plan.
-    planned: bool,
-    joins: Vec<Rank>,
-    tick: Option<Time>,
-    speaks: bool,
+    pub(super) planned: bool,
+    pub(super) joins: Vec<Rank>,
+    pub(super) tick: Option<Time>,
+    pub(super) speaks: bool,
     /// When the last message on the link to each neighbour arrives.
-    links: BTreeMap<usize, Time>,
+    pub(super) links: BTreeMap<usize, Time>,
     /// Since when something is outstanding, and when something last got on.
-    waiting: Option<Time>,
-    moved: Time,
+    pub(super) waiting: Option<Time>,
+    pub(super) moved: Time,
 }
 
-struct Set {
-    members: Vec<Rank>,
-    nodes: Vec<Member>,
-    history: History,
-    joins: Vec<Rank>,
+pub(super) struct Set {
+    pub(super) members: Vec<Rank>,
+    pub(super) nodes: Vec<Member>,
+    pub(super) history: History,
+    pub(super) joins: Vec<Rank>,
 }
 
-struct Program {
-    steps: VecDeque<Step>,
+pub(super) struct Program {
+    pub(super) steps: VecDeque<Step>,
     /// Waits for these.
-    waits: Option<(usize, Vec<String>)>,
+    pub(super) waits: Option<(usize, Vec<String>)>,
     /// How often it has waited.
-    looks: u64,
-    joining: Option<usize>,
+    pub(super) looks: u64,
+    /// How often it has gone on after waiting, or has begun to.
+    pub(super) stirred: u64,
+    pub(super) joining: Option<usize>,
     /// Whether an event will wake it.
-    sleeps: bool,
+    pub(super) sleeps: bool,
     /// Whether it is going on right now.
-    awake: bool,
-    dead: bool,
-    frozen: Time,
+    pub(super) awake: bool,
+    pub(super) dead: bool,
+    pub(super) frozen: Time,
 }
 
 /// A run of a scenario.
 pub struct World<'a> {
-    scenario: &'a Scenario,
-    random: Random,
-    now: Time,
-    queue: BTreeMap<(Time, u64), Event>,
-    serial: u64,
+    pub(super) scenario: &'a Scenario,
+    pub(super) random: Random,
+    pub(super) now: Time,
+    pub(super) queue: BTreeMap<(Time, u64), Event>,
+    pub(super) serial: u64,
     /// Events on their way that are not ticks.
-    under_way: u64,
+    pub(super) under_way: u64,
     /// When something last got on.
-    moved: Time,
-    programs: Vec<Program>,
-    sets: Vec<Set>,
-    report: Report,
-    trace: Option<VecDeque<String>>,
+    pub(super) moved: Time,
+    pub(super) programs: Vec<Program>,
+    pub(super) sets: Vec<Set>,
+    pub(super) report: Report,
+    pub(super) trace: Option<VecDeque<String>>,
 }
 
 impl<'a> World<'a> {
@@ -136,7 +140,17 @@ impl<'a> World<'a> {
         for (rank, steps) in scenario.programs.iter().enumerate() {
             let steps = steps.iter().cloned().collect();
             let (sleeps, awake, dead, frozen) = (true, false, false, Time::ZERO);
-            world.programs.push(Program { steps, waits: None, looks: 0, joining: None, sleeps, awake, dead, frozen });
+            world.programs.push(Program {
+                steps,
+                waits: None,
+                looks: 0,
+                stirred: 0,
+                joining: None,
+                sleeps,
+                awake,
+                dead,
+                frozen,
+            });
             world.after(Duration::ZERO, Event::Program(rank));
         }
         for (rank, at) in &scenario.deaths {
@@ -154,7 +168,7 @@ impl<'a> World<'a> {
     fn go(&mut self) -> Checked {
         while let Some(((at, _), event)) = self.queue.pop_first() {
             self.now = at;
-            if !matches!(event, Event::Tick(_)) {
+            if !event.is_a_look() {
                 self.under_way -= 1;
             }
             self.report.events += 1;
@@ -188,7 +202,11 @@ impl<'a> World<'a> {
 
     fn whose(&self, event: &Event) -> Rank {
         match event {
-            Event::Program(rank) | Event::Death(rank) | Event::Stop(rank) | Event::Freeze(rank, _) => *rank,
+            Event::Program(rank)
+            | Event::Blocked(rank, _)
+            | Event::Death(rank)
+            | Event::Stop(rank)
+            | Event::Freeze(rank, _) => *rank,
             Event::FromChild((set, me), ..)
             | Event::FromParent((set, me), ..)
             | Event::Lost((set, me), _)
@@ -239,6 +257,7 @@ impl<'a> World<'a> {
                 self.speak(place)
             }
             Event::Done(place, at) => self.complete(place, at),
+            Event::Blocked(rank, stirred) => self.say_blocked(rank, stirred),
             Event::Death(rank) => {
                 self.die(rank);
                 Ok(())
@@ -269,106 +288,10 @@ impl<'a> World<'a> {
         }
     }
 
-    // Programs.
-
-    /// Goes on with a program until it waits.
-    fn go_on(&mut self, rank: Rank) -> Checked {
-        if std::mem::replace(&mut self.programs[rank].awake, true) {
-            return Ok(());
-        }
-        let went = self.go_on_awake(rank);
-        self.programs[rank].awake = false;
-        went
-    }
-
-    fn go_on_awake(&mut self, rank: Rank) -> Checked {
-        loop {
-            let program = &self.programs[rank];
-            if program.sleeps || program.dead {
-                return Ok(());
-            }
-            if let Some((set, names)) = &program.waits {
-                let member = self.place(*set, rank);
-                if names.iter().any(|name| self.sets[*set].nodes[member].tickets.contains_key(name)) {
-                    return Ok(());
-                }
-            }
-            if let Some(set) = program.joining {
-                let member = self.place(set, rank);
-                if self.sets[set].nodes[member].joined {
-                    return Ok(());
-                }
-            }
-            self.moved = self.now;
-            let program = &mut self.programs[rank];
-            if program.waits.take().is_some() || program.joining.take().is_some() {
-                program.looks += 1;
-            }
-            let Some(step) = program.steps.pop_front() else { return Ok(()) };
-            self.note(|| format!("rank {rank} does {step:?}"));
-            self.step(rank, step)?;
-        }
-    }
-
-    fn step(&mut self, rank: Rank, step: Step) -> Checked {
-        let now = self.now;
-        match step {
-            Step::Compute(time) => {
-                self.programs[rank].sleeps = true;
-                self.after(time, Event::Program(rank));
-            }
-            Step::Wait { set, names } => self.programs[rank].waits = Some((set, names)),
-            Step::Mark => {
-                let all = self.report.sent.iter().flatten().sum();
-                self.report.marks[rank].push(all);
-            }
-            Step::Submit { set, request, tag, fails } => {
-                let place = (set, self.place(set, rank));
-                let looks = self.programs[rank].looks;
-                let member = self.member(place);
-                if member.node.over().is_none() {
-                    member.node.note_looks(looks);
-                    let ticket = Ticket { tag, fails, taken: false };
-                    if member.tickets.insert(request.name.clone(), ticket).is_some() {
-                        return Err(format!("rank {rank} submits {} twice", request.name));
-                    }
-                    member.node.submit(now, request);
-                    self.stir(place)?;
-                }
-            }
-            Step::Join { set } => {
-                let place = (set, self.place(set, rank));
-                self.programs[rank].joining = Some(set);
-                let member = self.member(place);
-                if member.node.over().is_none() {
-                    member.joined = true;
-                    member.node.join(now);
-                    self.stir(place)?;
-                }
-            }
-            Step::Shutdown { set } => {
-                let place = (set, self.place(set, rank));
-                self.member(place).node.shut_down();
-                self.speak(place)?;
-            }
-            Step::Tune { set, threshold } => {
-                let place = (set, self.place(set, rank));
-                self.member(place).node.tune(threshold, Knobs { segment: 1 << 20, crossover: 0, reductions: false });
-                self.stir(place)?;
-            }
-            Step::Fail { set, text } => {
-                let place = (set, self.place(set, rank));
-                self.member(place).node.fail(now, Error::io("a test", text));
-                self.speak(place)?;
-            }
-        }
-        Ok(())
-    }
-
     // Nodes.
 
     /// A node was told something: it speaks at once, or a little later.
-    fn stir(&mut self, place: Place) -> Checked {
+    pub(super) fn stir(&mut self, place: Place) -> Checked {
         let rank = self.member(place).rank;
         if self.scenario.gather && self.programs[rank].awake {
             return self.stir_later(place, Duration::ZERO);
@@ -388,7 +311,7 @@ impl<'a> World<'a> {
     }
 
     /// A node says what it has to say and does what it has to do.
-    fn speak(&mut self, place: Place) -> Checked {
+    pub(super) fn speak(&mut self, place: Place) -> Checked {
         let now = self.now;
         loop {
             let member = self.member(place);
@@ -426,7 +349,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn deliver(&mut self, set: usize, from: usize, to: usize, event: Event) {
+    pub(super) fn deliver(&mut self, set: usize, from: usize, to: usize, event: Event) {
         let members = &self.sets[set].members;
         let delay = self.delay(members[from], members[to]);
         let arrival = self.now + delay;
@@ -464,22 +387,7 @@ impl<'a> World<'a> {
                     self.resolve(place, &name, Some(&error))?;
                 }
             }
-            Action::AllJoined(last) => {
-                let member = self.member(place);
-                if !std::mem::take(&mut member.joined) {
-                    return Err(format!("rank {rank} had not joined when all had"));
-                }
-                member.moved = now;
-                let nth = member.joins.len();
-                member.joins.push(last);
-                let joins = &mut self.sets[set].joins;
-                if joins.len() == nth {
-                    joins.push(last);
-                }
-                if joins.get(nth) != Some(&last) {
-                    return Err(format!("join {nth} gives {last} on rank {rank}, {joins:?} elsewhere"));
-                }
-            }
+            Action::AllJoined(last) => self.all_joined(place, last)?,
             Action::Planned => {
                 self.member(place).planned = true;
                 self.report.plans += 1;
@@ -507,241 +415,92 @@ impl<'a> World<'a> {
                 self.member(place).node.lost(now, member, lost(rank));
             }
             Action::Stalled(report) => self.report.stalls[set][me].push((report, now)),
+            Action::Overdue(report) => {
+                let rank = *report.missing.keys().next().ok_or("nobody makes others wait")?;
+                let error = Error::peer_lost(rank, format!("host{rank}"), report.to_string());
+                self.in_first_set(place, |node| node.give_up(now, error))?;
+            }
+            Action::AskedStanding(round) => {
+                let standing = self.standing(rank);
+                self.member(place).node.stands(now, round, standing);
+                self.blocks(rank);
+            }
+            Action::Deadlocked(error) => {
+                if !self.scenario.deadlock {
+                    return Err(format!("a deadlock is seen where there is none: {error}"));
+                }
+                self.in_first_set(place, |node| node.fail(now, error))?;
+            }
             Action::Tune(threshold, _) => self.member(place).limits.threshold = threshold,
             Action::Over(error) => self.end(place, &error)?,
         }
         Ok(())
     }
 
-    fn end(&mut self, place: Place, error: &Error) -> Checked {
-        let (set, me) = place;
-        if let Some((before, _)) = self.report.over[set].iter().flatten().next() {
-            let dead = |e: &Error| matches!(e, Error::PeerLost { .. }) && self.scenario.deaths.len() > 1;
-            if before != error && !(dead(before) && dead(error)) {
-                return Err(format!("set {set} ends with \"{error}\" and with \"{before}\""));
-            }
-        }
-        self.report.over[set][me] = Some((error.clone(), self.now));
-        let in_order = matches!(error, Error::Shutdown(_));
-        let member = self.member(place);
-        member.joined = false;
-        // A plan that was not left in time: nobody knows who is in the entry.
-        let unclear = member.planned && member.lane.running.as_ref().is_some_and(|job| job.planned);
-        if !in_order {
-            member.lane.tasks.clear();
-        }
-        if !in_order || unclear {
-            member.lane.running = None;
-            member.tickets.values_mut().for_each(|t| t.taken &= in_order && !unclear);
-        }
-        // What was told to run before the end in order still runs: the others count on it.
-        let failed: Vec<String> =
-            member.tickets.iter().filter(|(_, t)| !(in_order && t.taken)).map(|(name, _)| name.clone()).collect();
-        for name in failed {
-            self.member(place).tickets.remove(&name);
-        }
-        self.moved = self.now;
-        Ok(())
-    }
-
-    // Lanes.
-
-    /// A member is told to run these: takes its tickets for them.
-    fn take(&mut self, place: Place, agreed: &[Arc<Agreed>], planned: bool) -> Checked<Job> {
-        let member = self.member(place);
-        let job = Job::new(agreed, &member.tickets, planned);
-        for (name, _) in &job.tensors {
-            match member.tickets.get_mut(name) {
-                Some(ticket) if ticket.taken && !member.joined => {
-                    return Err(format!("rank {} is to run {name} twice", member.rank));
-                }
-                Some(ticket) => ticket.taken = true,
-                None if member.joined && !planned => {}
-                None => return Err(format!("rank {} is to run {name}, which it has not submitted", member.rank)),
-            }
-        }
-        Ok(job)
-    }
-
-    /// Begins the next collective if there is one and the last is done.
-    fn advance(&mut self, place: Place) -> Checked {
+    fn all_joined(&mut self, place: Place, last: Rank) -> Checked {
         let now = self.now;
         let member = self.member(place);
-        if member.lane.running.is_some() {
-            return Ok(());
+        let rank = member.rank;
+        if !std::mem::take(&mut member.joined) {
+            return Err(format!("rank {rank} had not joined when all had"));
         }
-        let job = match member.lane.tasks.pop_front() {
-            Some(Task::Run(job)) => job,
-            Some(Task::Renew) => {
-                member.lane.next = (member.lane.next.0 + 1, 0);
-                return self.advance(place);
-            }
-            None => match member.node.begin(now) {
-                Some(agreed) => self.take(place, &agreed, true)?,
-                None => return Ok(()),
-            },
-        };
-        let (set, me) = place;
-        let rank = self.member(place).rank;
-        self.note(|| format!("rank {rank} in set {set} begins {job:?}"));
-        let Set { members, nodes, history, .. } = &mut self.sets[set];
-        let lane = &mut nodes[me].lane;
-        let at = lane.next;
-        lane.next.1 += 1;
-        let complete = history.begin(members, me, at, &job)?;
-        lane.running = Some(job);
-        for who in complete {
-            let time = self.random.time(self.scenario.lane);
-            self.after(time, Event::Done((set, who), at));
+        member.moved = now;
+        let nth = member.joins.len();
+        member.joins.push(last);
+        let joins = &mut self.sets[place.0].joins;
+        if joins.len() == nth {
+            joins.push(last);
+        }
+        if joins.get(nth) != Some(&last) {
+            return Err(format!("join {nth} gives {last} on rank {rank}, {joins:?} elsewhere"));
         }
         Ok(())
     }
 
-    fn complete(&mut self, place: Place, at: Nth) -> Checked {
-        let now = self.now;
-        let member = self.member(place);
-        if member.lane.next != (at.0, at.1 + 1) {
-            return Err(format!("rank {} completes collective {at:?} and is not in it", member.rank));
-        }
-        // Given up: the job is over.
-        let Some(job) = member.lane.running.take() else { return Ok(()) };
-        if job.planned {
-            member.node.finished(now);
-        }
-        self.sets[place.0].history.complete(at);
-        for (name, tag) in job.tensors {
-            if tag.is_some() {
-                self.resolve(place, &name, None)?;
-            }
-        }
-        self.advance(place)?;
-        self.speak(place)
-    }
-
-    fn withdraw(&mut self, place: Place) -> Checked {
-        let now = self.now;
-        let Set { nodes, history, .. } = &mut self.sets[place.0];
-        let size = nodes.len();
-        let member = &mut nodes[place.1];
-        let Some(job) = member.lane.running.take().filter(|job| job.planned) else {
-            return Err(format!("rank {} is to withdraw and in no entry of the plan", member.rank));
-        };
-        let (generation, next) = member.lane.next;
-        history.withdraw(size, (generation, next - 1))?;
-        for (name, _) in job.tensors {
-            if let Some(ticket) = member.tickets.get_mut(&name) {
-                ticket.taken = false;
-            }
-        }
-        member.node.finished(now);
-        self.report.withdrawals += 1;
-        Ok(())
-    }
-
-    /// A tensor is done with, on one member: the others must come to the same.
-    fn resolve(&mut self, place: Place, name: &str, error: Option<&Error>) -> Checked {
-        let rank = self.member(place).rank;
-        let Some(ticket) = self.member(place).tickets.remove(name) else {
-            // It has joined, or takes part in a set without having asked for this.
-            return error.map_or_else(|| Err(format!("rank {rank} completes {name} twice")), |_| Ok(()));
-        };
-        if ticket.taken == error.is_some() {
-            return Err(format!("rank {rank}: {name} fails although it was to run: {error:?}"));
-        }
-        let text = error.map(ToString::to_string);
-        let as_expected = match (&text, ticket.fails) {
-            (None, None) => true,
-            (Some(text), Some(fragment)) => text.contains(fragment),
-            _ => false,
-        };
-        if !as_expected {
-            return Err(format!("rank {rank}: {name} ({}) came to {text:?}, not to {:?}", ticket.tag, ticket.fails));
-        }
-        self.member(place).moved = self.now;
-        let key = (place.0, name.to_owned(), ticket.tag);
-        let first = self.report.verdicts.entry(key).or_insert_with(|| text.clone());
-        if *first != text {
-            return Err(format!("rank {rank}: {name} came to {text:?}, elsewhere to {first:?}"));
-        }
-        self.moved = self.now;
-        Ok(())
-    }
-
-    // The end.
-
-    fn check_end(&self) -> Checked {
-        for (rank, program) in self.programs.iter().enumerate().filter(|(_, p)| !p.dead) {
-            if !program.is_over() {
-                return Err(format!(
-                    "rank {rank} waits for {:?} in join {:?}, {} steps to go",
-                    program.waits,
-                    program.joining,
-                    program.steps.len()
-                ));
-            }
-        }
-        for (set, Set { nodes, members, .. }) in self.sets.iter().enumerate() {
-            let dead: Vec<Rank> = members.iter().copied().filter(|m| self.programs[*m].dead).collect();
-            // No connection tells of a rank that has stopped: nobody looks for it unless somebody waits.
-            let stopped = |rank: &Rank| self.scenario.stops.iter().any(|(stops, _)| stops == rank);
-            let stops = dead.iter().any(stopped);
-            let alive = || nodes.iter().filter(|m| !self.programs[m.rank].dead);
-            for member in alive() {
-                let over = member.node.over();
-                if !member.tickets.is_empty() && over.is_none() {
-                    return Err(format!("rank {} still waits for {:?}", member.rank, member.tickets));
-                }
-                let named = |e: &Error| matches!(e, Error::PeerLost { rank, .. } if dead.contains(rank));
-                if over.is_none() && stops {
-                    continue;
-                }
-                if !dead.is_empty() && !over.is_some_and(|e| named(e) || matches!(e, Error::Shutdown(_))) {
-                    return Err(format!("rank {} ends set {set} with {over:?} although {dead:?} died", member.rank));
-                }
-                if !stops && over.is_some() != alive().all(|m| m.node.over().is_some()) {
-                    return Err(format!("set {set} is over on some ranks only"));
-                }
-                if !stops && over.is_some() && !member.node.may_close() {
-                    return Err(format!("rank {} may not close set {set} although it is over", member.rank));
-                }
-            }
-            let first = &nodes[0].node;
-            if !stops && first.over().is_none() && alive().any(|m| m.node.known() != first.known()) {
-                return Err(format!("members of set {set} know different slots"));
-            }
-        }
-        Ok(())
+    /// What concerns all ranks is told to the set of all ranks.
+    fn in_first_set(&mut self, (set, me): Place, tell: impl FnOnce(&mut Node)) -> Checked {
+        let rank = self.sets[set].members[me];
+        let place = (0, self.place(0, rank));
+        tell(&mut self.member(place).node);
+        if set == 0 { Ok(()) } else { self.speak(place) }
     }
 
     // Small things.
 
-    fn member(&mut self, (set, me): Place) -> &mut Member {
+    pub(super) fn member(&mut self, (set, me): Place) -> &mut Member {
         &mut self.sets[set].nodes[me]
     }
 
-    fn place(&self, set: usize, rank: Rank) -> usize {
+    pub(super) fn place(&self, set: usize, rank: Rank) -> usize {
         self.sets[set].members.binary_search(&rank).unwrap_or_else(|_| panic!("rank {rank} is not in set {set}"))
     }
 
-    fn after(&mut self, time: Duration, event: Event) {
+    pub(super) fn after(&mut self, time: Duration, event: Event) {
         self.at(self.now + time, event);
     }
 
-    fn at(&mut self, at: Time, event: Event) {
-        if !matches!(event, Event::Tick(_)) {
+    pub(super) fn at(&mut self, at: Time, event: Event) {
+        if !event.is_a_look() {
             self.under_way += 1;
         }
         self.serial += 1;
         self.queue.insert((at, self.serial), event);
     }
 
-    fn note(&mut self, text: impl FnOnce() -> String) {
+    pub(super) fn note(&mut self, text: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
             if trace.len() >= TRACE {
                 trace.pop_front();
             }
             trace.push_back(format!("{:?} {}", self.now, text()));
         }
+    }
+}
+
+impl Event {
+    /// Whether it only looks what time it is: nothing may ever come of it.
+    fn is_a_look(&self) -> bool {
+        matches!(self, Self::Tick(_) | Self::Blocked(..))
     }
 }
 
@@ -755,7 +514,7 @@ impl Member {
 }
 
 impl Program {
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.dead || (self.steps.is_empty() && self.waits.is_none() && self.joining.is_none() && !self.sleeps)
     }
 }

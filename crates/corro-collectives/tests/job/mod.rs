@@ -128,6 +128,7 @@ impl<'a> Plan<'a> {
                 .env("CORRO_SECRET", job.secret.to_hex())
                 .env("CORRO_TIMEOUT", "30")
                 .env("CORRO_CONNECT_TIMEOUT", "30")
+                .env("CORRO_FLIGHT_RECORD_DIR", "none")
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
             (self.adapt)(rank, &mut command);

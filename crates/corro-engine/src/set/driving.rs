@@ -7,10 +7,10 @@ use std::time::Duration;
 use corro_agreement::node::Gear;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::ProcessSet;
+use super::process_set::ProcessSet;
 use super::state::State;
+use crate::promise::Promise;
 use crate::submission::GLOBAL;
-use crate::ticket::Promise;
 
 /// Looks for something to do before a waiting program gives way, if every rank has a core.
 const SPINS: u32 = 200;
@@ -39,6 +39,10 @@ impl ProcessSet {
     /// As [`ProcessSet::drive_until`], for a caller that counts as driver already.
     pub(crate) fn drive(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) -> bool {
         self.drive_a_while(promise, go_on);
+        if promise.is_kept() {
+            return true;
+        }
+        let _asleep = self.core.threads.wait(self.id, promise.address());
         while !promise.is_kept() {
             if !go_on() {
                 return promise.is_kept();
@@ -148,6 +152,7 @@ impl ProcessSet {
             let (interest, nap) = self.with_state(|st| {
                 st.disarm();
                 self.look_for_waiting(st);
+                self.look_for_deadlock(st);
                 let hold_back = self.hold_back(st);
                 if hold_back.is_none() {
                     self.turn(st);
@@ -168,6 +173,7 @@ impl ProcessSet {
             let done = self.with_state(|st| st.closing.is_some_and(|until| st.may_close(until)));
             if done {
                 self.core.waits(self.id, None);
+                self.core.leave_standing(self.id);
                 return;
             }
             let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];

@@ -9,11 +9,11 @@ use corro_agreement::matching::Agreed;
 use corro_agreement::request::Kind;
 use corro_collectives::{Group, Reduction};
 use corro_core::shape::share;
-use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
+use corro_core::{Buffer, DType, Error, Rank, Result, Shape};
 use smallvec::{SmallVec, smallvec};
 
+use crate::promise::Outcome;
 use crate::submission::Output;
-use crate::ticket::Outcome;
 
 /// What this member brings to an agreed tensor.
 #[derive(Debug, Default)]
@@ -283,14 +283,4 @@ fn no_memory() -> Error {
 
 fn no_reduction() -> Error {
     Error::Bug("a reduction without an op".into())
-}
-
-/// Whether scale factors can be applied to this type; Horovod leaves out some integers, and so do we where a fraction
-/// makes no sense.
-pub(crate) fn check_scale(op: ReduceOp, dtype: DType, pre: f64, post: f64) -> Result<()> {
-    let scales = pre != 1.0 || post != 1.0 || op == ReduceOp::Average;
-    if scales && dtype == DType::Bool {
-        return Err(Error::Usage(format!("{dtype} elements can't be scaled or averaged")));
-    }
-    Ok(())
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corro_agreement::fusion;
-use corro_agreement::hash::HashMap;
 use corro_agreement::matching::Agreed;
 use corro_agreement::node::{Gear, Node};
 use corro_collectives::Tuning;
@@ -13,23 +12,12 @@ use corro_core::{Error, Result};
 use corro_transport::Withdrawal;
 use smallvec::SmallVec;
 
+use super::entries::{Entries, Entry};
 use super::executor::Tensor;
+use super::parking::Parking;
 use super::wires::{Heard, Traffic, Wires};
-use crate::ticket::{Outcome, Promise};
+use crate::promise::{Outcome, Promise};
 use crate::watch::recorder::{Recorder, State as Stage};
-
-/// A tensor this member has submitted, until it is done.
-pub(super) struct Entry {
-    /// `None` while it runs.
-    pub(super) tensor: Option<Tensor>,
-    /// Why it is to fail once it has come back from a collective it is withdrawn from.
-    pub(super) verdict: Option<Error>,
-    pub(super) promise: Arc<Promise>,
-    /// In the flight recorder.
-    pub(super) record: u64,
-    /// When it was submitted.
-    pub(super) since: Duration,
-}
 
 /// What the lane does next.
 pub(super) enum Job {
@@ -63,9 +51,8 @@ pub(super) struct Batch {
 pub(super) struct State {
     pub(super) node: Node,
     pub(super) wires: Wires,
-    pub(super) entries: HashMap<String, Entry>,
-    /// The tensor that runs without an entry, see [`super::ProcessSet::express`], and why it is to fail, if it is.
-    pub(super) express: Option<(Arc<Agreed>, Option<Error>)>,
+    pub(super) entries: Entries,
+    pub(super) parking: Parking,
     pub(super) queue: VecDeque<Job>,
     pub(super) fusion: fusion::Limits,
     pub(super) joins: Vec<Arc<Promise>>,
@@ -99,9 +86,12 @@ pub(super) struct State {
 pub(super) enum After {
     Keep(Arc<Promise>, Result<Outcome>),
     Warn(String),
-    Inform(String),
+    /// Of interest to who looks for a mistake in Corro.
+    Detail(String),
     Over(Error),
     Failed(Error),
+    /// This rank's program was waited for too long, or another's.
+    Lost(Error),
 }
 
 impl State {
@@ -112,14 +102,20 @@ impl State {
         }
     }
 
+    /// A tensor is done with.
+    pub(super) fn remove(&mut self, name: &str) -> Option<Entry> {
+        self.parking.done(name);
+        self.entries.remove(name)
+    }
+
     /// Whether a tensor of this name is under way.
     pub(super) fn is_under_way(&self, name: &str) -> bool {
-        self.entries.contains_key(name) || self.express.as_ref().is_some_and(|(agreed, _)| agreed.name == name)
+        self.entries.contains(name)
     }
 
     /// Since when something here has waited without anything getting on, looking now.
     pub(super) fn waits_since(&mut self, now: Duration) -> Option<Duration> {
-        let idle = self.entries.is_empty() && self.express.is_none() && self.joins.is_empty() && self.queue.is_empty();
+        let idle = self.entries.is_empty() && self.joins.is_empty() && self.queue.is_empty();
         self.waiting = if idle { None } else { Some(self.waiting.unwrap_or(now)) };
         self.waiting.map(|since| since.max(self.moved))
     }
@@ -148,9 +144,9 @@ impl State {
 
     /// Fails a tensor that does not run.
     pub(super) fn refuse(&mut self, now: Duration, name: &str, error: &Error) {
-        if let Some(entry) = self.entries.remove(name) {
+        if let Some(entry) = self.remove(name) {
             self.recorder.failed(entry.record, error, now);
-            self.after.push(After::Keep(entry.promise, Err(error.clone())));
+            self.after.extend(entry.promise.map(|promise| After::Keep(promise, Err(error.clone()))));
         }
     }
 

@@ -539,7 +539,7 @@ mod tests {
     fn the_file_is_valid_after_kill_9() {
         for round in 0..5 {
             let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "timeline::tests::write_for_ever", "--ignored"])
+                .args(["--exact", "watch::timeline::tests::write_for_ever", "--ignored"])
                 .stdout(std::process::Stdio::null())
                 .spawn()
                 .unwrap();

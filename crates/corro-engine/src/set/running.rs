@@ -1,0 +1,329 @@
+//! Running what is agreed: whoever holds the lane takes job after job.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, TryLockError};
+use std::time::Duration;
+
+use corro_agreement::node::Gear;
+use corro_agreement::request::Kind;
+use corro_collectives::Tuning;
+use corro_core::{Error, Result};
+use corro_transport::Withdrawal;
+use smallvec::{SmallVec, smallvec};
+
+use super::entries::Entry;
+use super::executor::{self, Outcomes, Tensor};
+use super::lane::Lane;
+use super::process_set::{ProcessSet, lock};
+use super::state::{After, Batch, Running, State};
+use crate::promise::{Outcome, Promise};
+use crate::submission::Submission;
+use crate::tuning::autotune::Change;
+use crate::watch::clock::{Estimate, PeerClock, RoundTrip};
+use crate::watch::observers::Ran;
+use crate::watch::recorder::State as Stage;
+
+/// How often clocks are compared; the quickest comparison counts.
+const CLOCK_SAMPLES: usize = 16;
+
+/// An outcome, or the promise of one that was not waited for to the end.
+pub(crate) type Ended = std::result::Result<Outcome, Arc<Promise>>;
+
+impl ProcessSet {
+    /// Runs a tensor at once, in the caller's thread, if it is all that the next entry of the plan consists of and the
+    /// lane is free: then nobody needs to be told. Otherwise gives it back.
+    pub(crate) fn run_at_once(
+        &self,
+        mut submission: Submission,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> std::result::Result<Result<Ended>, Box<Submission>> {
+        let Ok(mut lane) = self.lane.try_lock() else { return Err(Box::new(submission)) };
+        if lane.is_none() {
+            return Err(Box::new(submission));
+        }
+        if let Err(error) = submission.check(&self.members) {
+            return Ok(Err(error));
+        }
+        self.core.threads.take_part();
+        let request = submission.request(None);
+        let began = self.core.now();
+        let mut st = lock(&self.state);
+        st.node.note_looks(self.core.looks());
+        let free = st.over.is_none() && st.queue.is_empty() && !st.is_under_way(&request.name);
+        let Some(agreed) = free.then(|| st.node.begin_alone(began, &request)).flatten() else {
+            drop(st);
+            (submission.name, submission.shape) = (request.name, request.shape);
+            return Err(Box::new(submission));
+        };
+        let record = st.recorder.submitted(&request.name, request.kind.name(), request.bytes(), began);
+        st.recorder.came_to(record, Stage::Running, began);
+        self.core.observers.submitted(began, &request);
+        let entry = Entry { tensor: None, verdict: None, promise: None, record, since: began };
+        st.entries.insert_alone(request.name, entry);
+        drop(st);
+        let tensor = Tensor { input: submission.input, output: submission.output, prescaled: false, refused: None };
+        let batch = Batch { agreed, mine: SmallVec::new(), tensors: smallvec![tensor], began, gear: Gear::Plan };
+        let (batch, ended, result) = self.run_batch(&mut lane, batch);
+        let own = self.with_state(|st| {
+            st.node.finished(ended);
+            self.finish(st, ended, batch, result)
+        });
+        drop(lane);
+        match own {
+            Some(Ok(outcome)) => Ok(outcome.map(Ok)),
+            // Withdrawn from, or failed: from here on it goes the way of all others.
+            Some(Err(promise)) => {
+                let kept = self.drive_until(&promise, go_on);
+                Ok(if kept { promise.take().map(Ok) } else { Ok(Err(promise)) })
+            }
+            None => Ok(Err(Error::Bug("a tensor without an outcome".into()))),
+        }
+    }
+
+    /// Runs all jobs there are. False if there were none, or somebody else runs them.
+    pub(super) fn run_what_is_ready(&self, listening: &mut bool) -> bool {
+        let mut lane = match self.lane.try_lock() {
+            Ok(lane) => lane,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let first = self.with_state(|st| {
+            let next = self.next_job(st, self.core.now());
+            if next.is_some() && std::mem::take(listening) {
+                self.stop_listening(st);
+            }
+            next
+        });
+        let Some(mut running) = first else { return false };
+        while let Some(next) = self.run_job(&mut lane, running) {
+            running = next;
+        }
+        true
+    }
+
+    fn next_job(&self, st: &mut State, now: Duration) -> Option<Running> {
+        let next = st.take_job(now);
+        if next.is_none() {
+            self.may_have_job.store(false, Ordering::SeqCst);
+        }
+        // What a member has seen of a plan, it says when it begins an entry.
+        if st.node.gear() == Gear::Plan && st.node.has_news() && !std::mem::replace(&mut st.watcher_up, true) {
+            self.ring();
+        }
+        next
+    }
+
+    /// Runs a job, and takes the next one.
+    fn run_job(&self, lane: &mut Option<Lane>, running: Running) -> Option<Running> {
+        let batch = match running {
+            Running::Batch(batch) => batch,
+            Running::Renew => {
+                let result = self.renew(lane);
+                return self.with_state(|st| {
+                    // Called off: then the job is over, and all know why.
+                    st.after.extend(result.err().filter(|e| *e != Error::Withdrawn).map(After::Failed));
+                    self.next_job(st, self.core.now())
+                });
+            }
+            Running::Tune(tuning) => {
+                if let Some(lane) = lane {
+                    lane.group.tune(tuning);
+                    lane.tuning = tuning;
+                }
+                return self.with_state(|st| self.next_job(st, self.core.now()));
+            }
+        };
+        let planned = batch.gear == Gear::Plan;
+        let (batch, now, result) = self.run_batch(lane, batch);
+        self.with_state(|st| {
+            if planned {
+                st.node.finished(now);
+            }
+            self.finish(st, now, batch, result);
+            self.next_job(st, now)
+        })
+    }
+
+    /// Runs a batch, and says when it ended and how.
+    fn run_batch(&self, lane: &mut Option<Lane>, mut batch: Batch) -> (Batch, Duration, Result<Outcomes>) {
+        let planned = batch.gear == Gear::Plan;
+        self.core.observers.begins(batch.began, planned, &batch.agreed);
+        let result = match (&batch.agreed[0].kind, lane) {
+            (Kind::AddSet { ranks }, _) => self.core.add_set(ranks).map(one_outcome),
+            (Kind::RemoveSet { id }, _) => self.core.remove_set(*id).map(one_outcome),
+            (_, None) => Err(self.core.over().unwrap_or(Error::Withdrawn)),
+            (_, Some(lane)) => {
+                executor::run(&mut lane.group, &self.members, &batch.agreed, &mut batch.tensors, planned)
+            }
+        };
+        let now = self.core.now();
+        if !matches!(result, Err(Error::Withdrawn)) {
+            let (began, ended, gear, well) = (batch.began, now, batch.gear, result.is_ok());
+            let ran = Ran { set: self.id, agreed: &batch.agreed, began, ended, gear, well };
+            if let Some(change) = self.core.observers.ran(&ran) {
+                self.tune(&change);
+            }
+        }
+        (batch, now, result)
+    }
+
+    /// Follows the tuner: all members do from the same batch on.
+    fn tune(&self, change: &Change) {
+        self.core.log_tuning(change);
+        self.with_state(|st| {
+            let reductions =
+                self.core.options.tuning.as_ref().is_some_and(|t| t.may_tune_reductions(&self.core.fabric));
+            st.node.tune(change.parameters.fusion_threshold, change.parameters.knobs(reductions));
+            if change.finished {
+                st.node.allow_plans();
+            }
+            self.turn(st);
+        });
+    }
+
+    /// Keeps the promises of a batch, or puts its tensors back. What nobody has a promise of is for the caller: the outcome,
+    /// or, if there is none yet, a promise.
+    fn finish(&self, st: &mut State, now: Duration, batch: Batch, result: Result<Outcomes>) -> Option<Own> {
+        let Batch { agreed, mine, tensors, .. } = batch;
+        let is_mine = |i: usize| *mine.get(i).unwrap_or(&true);
+        let mut own = None;
+        match result {
+            Ok(outcomes) => {
+                st.moved = now;
+                for (_, (agreed, outcome)) in agreed.iter().zip(outcomes).enumerate().filter(|(i, _)| is_mine(*i)) {
+                    let Some(entry) = st.remove(&agreed.name) else { continue };
+                    match &outcome {
+                        Ok(_) => {
+                            st.recorder.came_to(entry.record, Stage::Done, now);
+                            self.core.observers.metrics.completed([now.saturating_sub(entry.since)]);
+                        }
+                        Err(error) => st.recorder.failed(entry.record, error, now),
+                    }
+                    match entry.promise {
+                        Some(promise) => st.after.push(After::Keep(promise, outcome)),
+                        None => own = Some(Ok(outcome)),
+                    }
+                }
+            }
+            Err(Error::Withdrawn) if st.over.is_none() => {
+                for (agreed, tensor) in agreed.iter().zip(tensors) {
+                    let Some(entry) = st.entries.get_mut(&agreed.name) else { continue };
+                    entry.tensor = Some(tensor);
+                    own = own.or_else(|| promise_of(entry));
+                    st.recorder.came_to(entry.record, Stage::Submitted, now);
+                    if let Some(error) = entry.verdict.take() {
+                        st.refuse(now, &agreed.name, &error);
+                    }
+                }
+            }
+            Err(error) => {
+                // Making or removing a process set may be refused, on all ranks alike. Everything else ends the job, and
+                // all are told what failed first.
+                let refused = matches!(error, Error::Usage(_)) && !agreed[0].kind.is_cacheable();
+                for (_, agreed) in agreed.iter().enumerate().filter(|(i, _)| is_mine(*i)) {
+                    let Some(mut entry) = st.remove(&agreed.name) else { continue };
+                    own = own.or_else(|| promise_of(&mut entry));
+                    st.recorder.failed(entry.record, &error, now);
+                    let Some(promise) = entry.promise else { continue };
+                    match &st.over {
+                        Some(over) => st.after.push(After::Keep(promise, Err(over.clone()))),
+                        None if refused => st.after.push(After::Keep(promise, Err(error.clone()))),
+                        None => st.doomed.push(promise),
+                    }
+                }
+                if st.over.is_none() && !refused {
+                    st.after.push(After::Failed(error));
+                }
+            }
+        }
+        self.submit_parked(st, now);
+        own
+    }
+
+    /// Replaces the lane. The old one is kept until all members have finished what they had begun there.
+    fn renew(&self, lane: &mut Option<Lane>) -> Result<()> {
+        let Some(old) = lane.take() else { return Ok(()) };
+        let withdrawal = Withdrawal::default();
+        // Known before anything waits for it: who is to be waited for may be lost at any moment.
+        self.with_state(|st| {
+            if st.is_called_off() {
+                withdrawal.set();
+            }
+            st.withdrawal = withdrawal.clone();
+        });
+        let mut new = self.opened(old.generation + 1, old.tuning, withdrawal)?;
+        new.group.barrier()?;
+        *lane = Some(new);
+        Ok(())
+    }
+
+    /// Opens the lane, for the first time.
+    pub(super) fn open_lane(&self, generation: u64, withdrawal: Withdrawal) -> Result<()> {
+        let opened = self.opened(generation, Tuning::default(), withdrawal)?;
+        *lock(&self.lane) = Some(opened);
+        Ok(())
+    }
+
+    fn opened(&self, generation: u64, tuning: Tuning, withdrawal: Withdrawal) -> Result<Lane> {
+        Lane::open(&self.core.fabric, self.serial, &self.members, (generation, tuning), withdrawal)
+    }
+
+    /// The runner: runs jobs when nobody else does.
+    pub(super) fn run_jobs(&self) {
+        loop {
+            let mut st = lock(&self.state);
+            while !(self.is_undriven() && st.has_job()) {
+                if st.closing.is_some() {
+                    return;
+                }
+                st = self.work.wait(st).unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(st);
+            if !self.run_what_is_ready(&mut false) {
+                // Somebody else runs them: when that one leaves, there may be more.
+                let lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+                drop(lane);
+            }
+        }
+    }
+
+    /// Finds out how this rank's clock stands to that of the first member. All members must call this.
+    ///
+    /// Nobody leaves the barrier before all have come, so the first member reads its clock after this rank has come; and
+    /// before this rank has heard of it.
+    pub(crate) fn align_clocks(&self) -> Result<()> {
+        let mut lane = lock(&self.lane);
+        let Some(Lane { group, .. }) = lane.as_mut() else { return Ok(()) };
+        let nanos = || self.core.now().as_nanos() as u64;
+        let mut clock = PeerClock::default();
+        for _ in 0..CLOCK_SAMPLES {
+            let sent = nanos();
+            group.barrier()?;
+            let mut read = [nanos()];
+            group.broadcast(&mut read, 0)?;
+            clock.observe(RoundTrip { sent, arrived: read[0], answered: read[0], returned: nanos() });
+        }
+        let estimate = if group.rank() == 0 { Some(Estimate::SAME) } else { clock.estimate(nanos()) };
+        if let Some(estimate) = estimate {
+            self.core.observers.clock(self.core.now(), estimate);
+        }
+        Ok(())
+    }
+}
+
+/// What becomes of a tensor that runs in the thread that has submitted it.
+type Own = std::result::Result<Result<Outcome>, Arc<Promise>>;
+
+/// From now on somebody must be promised what becomes of this.
+fn promise_of(entry: &mut Entry) -> Option<Own> {
+    if entry.promise.is_some() {
+        return None;
+    }
+    let promise = Promise::new();
+    entry.promise = Some(Arc::clone(&promise));
+    Some(Err(promise))
+}
+
+fn one_outcome<T>(_: T) -> Outcomes {
+    smallvec![Ok(Outcome::default())]
+}
