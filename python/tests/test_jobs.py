@@ -78,6 +78,56 @@ for i in range(50):
     hvd.shutdown()
 """,
     ),
+    "a forked child is no rank": (
+        2,
+        """
+import os, sys, traceback, numpy as np, corro.numpy as hvd
+hvd.init()
+hvd.allreduce(np.ones(3), name="before")
+def in_child(act):
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        except SystemExit:
+            raise
+        except BaseException:
+            traceback.print_exc()
+            os._exit(9)
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def operate():
+    assert hvd.rank() in (0, 1) and hvd.size() == 2
+    for operation in (lambda: hvd.allreduce(np.ones(3), name="x"), hvd.barrier, lambda: hvd.join(), hvd.init):
+        try:
+            operation()
+        except ValueError as error:
+            assert "was forked from rank" in str(error), error
+        else:
+            raise AssertionError("an operation in a forked child")
+in_child(lambda: None)
+in_child(operate)
+in_child(hvd.shutdown)
+assert hvd.allreduce(np.ones(3), op=hvd.Sum, name="after").tolist() == [2.0] * 3
+""",
+    ),
+    "ranks that wait for different tensors": (
+        2,
+        """
+import numpy as np, corro.numpy as hvd
+hvd.init()
+mine = "ab"[hvd.rank()]
+try:
+    hvd.allreduce(np.ones(3), name=mine)
+except hvd.HorovodInternalError as error:
+    assert not error.retryable, "an elastic job would try it again"
+    text = str(error)
+    assert "rank 0 on" in text and "waits for 'allreduce.a', which rank 1 has not submitted" in text, text
+    assert "waits for 'allreduce.b', which rank 0 has not submitted" in text, text
+else:
+    raise AssertionError("it never ends")
+""",
+    ),
     "a rank that shuts down ends the job for all": (
         2,
         """

@@ -30,7 +30,9 @@ pub(crate) fn engine() -> Result<Engine, Failure> {
 pub extern "C" fn corro_init() -> i32 {
     answer(|| {
         let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
-        if engine().is_err() {
+        if let Ok(engine) = engine() {
+            engine.check_process()?;
+        } else {
             corro_log::init_rank();
             let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
             let engine = Engine::from_env(epoch)?;
@@ -49,6 +51,10 @@ pub extern "C" fn corro_init() -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn corro_shutdown() -> i32 {
     answer(|| {
+        if engine().is_ok_and(|engine| engine.check_process().is_err()) {
+            // Forked from the process that has joined: its job is not ours to end.
+            return Ok(());
+        }
         let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = ENGINE.write().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(engine) = engine {

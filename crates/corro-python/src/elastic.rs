@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 
 use crate::error::exception;
 use crate::gate::outside;
-use crate::job::{Running, running};
+use crate::running::{Running, is_forked, running};
 
 /// How often a Python that waits for a seat is asked whether the user has pressed Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
@@ -134,6 +134,7 @@ pub(crate) fn host_changes() -> u8 {
 pub(crate) fn leave(py: Python<'_>) -> PyResult<()> {
     outside(py, || {
         if let Ok(Some(client)) = client()
+            && !is_forked()
             && !DISMISSED.load(Ordering::Relaxed)
         {
             client.leave();

@@ -10,7 +10,6 @@ use pyo3::marker::Ungil;
 use pyo3::prelude::*;
 
 use crate::error::exception;
-use crate::handles::submit_due;
 
 /// Does `work` while other Python threads run; a panic in it is an error like any other.
 pub(crate) fn outside<T: Ungil + Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Ungil + Send) -> PyResult<T> {
@@ -21,8 +20,7 @@ pub(crate) fn outside<T: Ungil + Send>(py: Python<'_>, work: impl FnOnce() -> Re
 /// How often a thread that waits for other ranks looks for signals. Looking takes the GIL.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What a thread does every now and then while it waits: asks Python whether a signal handler has raised, as Ctrl-C's
-/// does, and looks after operations that could not be submitted yet.
+/// What a thread does every now and then while it waits: asks Python whether a signal handler has raised, as Ctrl-C's does.
 pub(crate) struct Signals {
     looked: Instant,
     raised: Option<PyErr>,
@@ -36,7 +34,6 @@ impl Signals {
     /// Whether to go on waiting. To be called outside, without the GIL. Only Python's main thread ever gets signals.
     pub(crate) fn go_on(&mut self) -> bool {
         if self.raised.is_none() && self.looked.elapsed() >= LOOK {
-            submit_due();
             let look = |py: Python<'_>| py.check_signals();
             self.raised = Python::attach(look).err();
             self.looked = Instant::now();

@@ -1,75 +1,26 @@
-//! The engine of this process: made by `init`, gone after `shutdown`.
+//! This process's part in a job: begun by `init`, ended by `shutdown`, and what it may be asked.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use corro_core::Error;
 use corro_engine::Engine;
-use corro_membership::Seat;
 use pyo3::prelude::*;
 
 use crate::elastic;
-use crate::error::not_initialized;
 use crate::gate::outside;
 use crate::handles;
+use crate::running::{Running, about, change, engine, is_forked, running};
 
-/// One for all fronts of a process, whatever they call themselves.
-static RUNNING: RwLock<Option<Running>> = RwLock::new(None);
 /// How often this process has joined a job; ranks that meet must have done so equally often. Not in elastic jobs.
 static TIMES: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the user was told what there is to say about the environment.
 static REVIEWED: AtomicBool = AtomicBool::new(false);
 
-/// A process in its job.
-pub(crate) struct Running {
-    pub(crate) engine: Engine,
-    /// Which of the times that ranks have met this is.
-    pub(crate) epoch: u64,
-    /// In an elastic job: its seat, which says where it is among the hosts.
-    pub(crate) seat: Option<Seat>,
-}
-
-pub(crate) fn running() -> RwLockReadGuard<'static, Option<Running>> {
-    RUNNING.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn change() -> RwLockWriteGuard<'static, Option<Running>> {
-    RUNNING.write().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The engine, or the exception that says that there is none.
-pub(crate) fn engine(py: Python<'_>) -> PyResult<Engine> {
-    about(py, |running| running.engine.clone())
-}
-
-fn about<T>(py: Python<'_>, ask: impl FnOnce(&Running) -> T) -> PyResult<T> {
-    running().as_ref().map(ask).ok_or_else(|| not_initialized(py))
-}
-
-/// A name for a tensor that has none.
-pub(crate) fn unnamed(set: u32, kind: &str) -> Option<String> {
-    running().as_ref()?.engine.name(set, kind).ok()
-}
-
-/// The place of this process among those of its host, and how many they are.
-pub(crate) fn local_place() -> (usize, usize) {
-    let place = |running: &Running| match &running.seat {
-        Some(seat) => (seat.local_rank, seat.local_size),
-        None => (running.engine.local_rank(), running.engine.local_size()),
-    };
-    running().as_ref().map_or((0, 1), place)
-}
-
-/// The engine, if there is one: for callers without Python.
-pub(crate) fn current() -> Option<Engine> {
-    running().as_ref().map(|running| running.engine.clone())
-}
-
 #[pyfunction]
 pub(crate) fn init(py: Python<'_>) -> PyResult<()> {
     if is_initialized() {
-        return Ok(());
+        return engine(py).map(drop);
     }
     corro_log::init_rank();
     // Horovod's users expect ValueError from a failed init, whatever failed.
@@ -92,6 +43,9 @@ pub(crate) fn init(py: Python<'_>) -> PyResult<()> {
 
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) -> PyResult<()> {
+    if is_forked() {
+        return Ok(());
+    }
     outside(py, || {
         let running = change().take();
         if let Some(Running { engine, .. }) = running {
@@ -116,12 +70,12 @@ pub(crate) fn epoch(py: Python<'_>) -> PyResult<u64> {
 
 #[pyfunction]
 pub(crate) fn rank(py: Python<'_>) -> PyResult<usize> {
-    Ok(engine(py)?.rank())
+    about(py, |running| running.engine.rank())
 }
 
 #[pyfunction]
 pub(crate) fn size(py: Python<'_>) -> PyResult<usize> {
-    Ok(engine(py)?.size())
+    about(py, |running| running.engine.size())
 }
 
 #[pyfunction]

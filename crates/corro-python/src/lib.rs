@@ -25,6 +25,7 @@ mod job;
 mod names;
 mod ops;
 mod output;
+mod running;
 mod settings;
 mod starter;
 mod tensorflow;

@@ -11,9 +11,9 @@ use pyo3::types::PyTuple;
 use crate::error::{exception, unregistered};
 use crate::gate::{Signals, outside};
 use crate::handles::{self, Pending, Results};
-use crate::job::engine;
-use crate::names;
+use crate::names::{self, Name};
 use crate::output::Output;
+use crate::running::engine;
 
 /// What a front says about a tensor: a tuple of address, shape, dtype, device.
 struct View {
@@ -129,11 +129,13 @@ pub(crate) fn run(
     let (view, output) = place(view, output)?;
     let allocated = output.is_none();
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
-    let name = names::of_one(set, kind, name);
+    let name = names::of_one(kind, name);
     let outcome = wait_for_run(py, move |signals| {
-        let Some(name) = handles::name_to_wait_with(name, signals) else { return Ok(Err(None)) };
-        let submission = submission(set, name, wanted.kind()?, view, output)?;
-        Ok(engine.run_while(submission, &mut || signals.go_on())?.map_err(Some))
+        let submission = |name| submission(set, name, wanted.kind()?, view, output);
+        match name {
+            Name::Given(name) => engine.run_while(submission(name)?, &mut || signals.go_on()),
+            Name::Of(kind) => engine.run_unnamed_while(&kind, submission(String::new())?, &mut || signals.go_on()),
+        }
     })?;
     Ok(allocated.then(|| Output::new(outcome)))
 }
@@ -141,7 +143,7 @@ pub(crate) fn run(
 /// Does `work` until it ends or a signal handler raises. A tensor that is still on its way then keeps the memory it needs.
 fn wait_for_run(
     py: Python<'_>,
-    work: impl FnOnce(&mut Signals) -> Result<std::result::Result<Outcome, Option<Ticket>>> + Ungil + Send,
+    work: impl FnOnce(&mut Signals) -> Result<std::result::Result<Outcome, Ticket>> + Ungil + Send,
 ) -> PyResult<Outcome> {
     let mut signals = Signals::new();
     match outside(py, || work(&mut signals))? {
@@ -149,9 +151,7 @@ fn wait_for_run(
         Err(ticket) => {
             // The caller's frame, and those below it, hold whatever owns the tensors.
             let keep = py.import("sys")?.getattr("_getframe")?.call0()?.unbind();
-            if let Some(ticket) = ticket {
-                ticket.on_done(move |_| drop(keep));
-            }
+            ticket.on_done(move |_| drop(keep));
             Err(signals.raised())
         }
     }
@@ -179,11 +179,14 @@ pub(crate) fn submit(
     let engine = engine(py)?;
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
-    let name = names::of_one(set, kind, name);
+    let name = names::of_one(kind, name);
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
     let (view, output) = place(view, output)?;
-    let submit = move |name| Ok(vec![engine.submit(submission(set, name, kind, view, output)?)?]);
-    handles::submit(py, Pending::new(Results::One(result), keep, complete), name, Box::new(submit))
+    let ticket = outside(py, move || match name {
+        Name::Given(name) => engine.submit(submission(set, name, kind, view, output)?),
+        Name::Of(unnamed) => engine.submit_unnamed(&unnamed, submission(set, String::new(), kind, view, output)?),
+    })?;
+    Ok(handles::insert(Pending::new(vec![ticket], Results::One(result), keep, complete)))
 }
 
 #[pyfunction]
@@ -210,22 +213,28 @@ pub(crate) fn submit_group(
         return Err(exception(py, &Error::Bug("a group needs as many outputs and results as tensors".into())));
     }
     let wanted = Wanted { kind, op, prescale, postscale, root: 0, splits: Vec::new() };
-    let group = names::of_group(set, kind, name);
+    let group = names::of_group(kind, name);
     let mut outputs = outputs.into_iter().flatten();
     let places = views.into_iter().map(|view| place(&view, outputs.next().as_ref())).collect::<PyResult<Vec<_>>>()?;
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
-    let submit = move |group: String| {
+    let tickets = outside(py, move || {
         let submissions = places
             .into_iter()
             .enumerate()
             .map(|(i, (view, output))| {
-                let name = format!("{group}_{}of{count}", i + 1);
+                let name = match &group {
+                    Name::Given(group) => format!("{group}_{}of{count}", i + 1),
+                    Name::Of(_) => String::new(),
+                };
                 submission(set, name, kind.clone(), view, output)
             })
             .collect::<Result<Vec<_>>>()?;
-        engine.submit_group(submissions)
-    };
-    handles::submit(py, Pending::new(Results::Group(results), keep, complete), group, Box::new(submit))
+        match &group {
+            Name::Given(_) => engine.submit_group(submissions),
+            Name::Of(unnamed) => engine.submit_unnamed_group(unnamed, submissions),
+        }
+    })?;
+    Ok(handles::insert(Pending::new(tickets, Results::Group(results), keep, complete)))
 }
 
 #[pyfunction]
@@ -234,7 +243,7 @@ pub(crate) fn barrier(py: Python<'_>, set_id: Option<u32>) -> PyResult<()> {
     let set = set_id.ok_or_else(|| unregistered(py))?;
     wait_for_run(py, move |signals| {
         let barrier = Submission { set, ..Submission::barrier() };
-        Ok(engine.run_while(barrier, &mut || signals.go_on())?.map_err(Some))
+        engine.run_while(barrier, &mut || signals.go_on())
     })?;
     Ok(())
 }
@@ -244,7 +253,7 @@ pub(crate) fn join(py: Python<'_>) -> PyResult<usize> {
     let engine = engine(py)?;
     let outcome = wait_for_run(py, move |signals| {
         let ticket = engine.join()?;
-        Ok(if ticket.wait_while(&mut || signals.go_on()) { Ok(ticket.take()?) } else { Err(Some(ticket)) })
+        Ok(if ticket.wait_while(&mut || signals.go_on()) { Ok(ticket.take()?) } else { Err(ticket) })
     })?;
     let last = outcome.last_joined;
     last.ok_or_else(|| exception(py, &Error::Bug("a join ended without saying who came last".into())))

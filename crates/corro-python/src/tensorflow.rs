@@ -20,6 +20,7 @@
 mod api;
 mod done_callback;
 mod failure;
+mod helping;
 mod kernel;
 mod node;
 mod ops;

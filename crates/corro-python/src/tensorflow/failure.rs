@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use corro_core::Error;
 use corro_engine::Engine;
 
-use crate::job;
+use crate::running;
 
 /// TensorFlow's numbers for what went wrong.
 const UNKNOWN: c_int = 2;
@@ -50,7 +50,7 @@ pub(super) fn guarded<T>(work: impl FnOnce() -> Answer<T>) -> Answer<T> {
 }
 
 pub(super) fn engine() -> Answer<Engine> {
-    job::current().ok_or_else(|| Failure {
+    running::current().ok_or_else(|| Failure {
         code: FAILED_PRECONDITION,
         text: "Horovod has not been initialized; use hvd.init().".into(),
     })

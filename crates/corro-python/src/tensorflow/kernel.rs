@@ -7,10 +7,11 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use corro_core::{Buffer, DType, Error, ReduceOp, Shape};
-use corro_engine::{Device, Helping, Kind, Outcome, Output, Submission};
+use corro_engine::{Device, Kind, Outcome, Output, Submission};
 
 use super::api::Tensor;
 use super::failure::{ABORTED, Answer, Failure};
+use super::helping::Helping;
 use super::node::{Attributes, Call};
 use super::ops::Op;
 use super::output_memory;

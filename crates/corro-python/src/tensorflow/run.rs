@@ -3,7 +3,7 @@
 //! A collective in a graph is asynchronous: the kernel submits and returns, so that no thread of TensorFlow's waits, and the
 //! engine's call-back ends it. That is also why ranks may run the nodes of a graph in different orders, with as few
 //! threads as they like. Who is alone with a small tensor lends the engine its thread for a moment, see
-//! [`corro_engine::Helping`].
+//! [`super::helping::Helping`].
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use super::failure::{Answer, Failure, engine, guarded};
 use super::kernel::Kernel;
 use super::node::{Attributes, Call};
 use super::ops::{OPS, Op};
-use crate::job;
+use crate::running;
 
 /// A collective that waits where it is called: in eager execution, where somebody waits for it anyway, and then the engine
 /// is fastest in the hands of the one who waits.
@@ -154,8 +154,8 @@ unsafe extern "C" fn compute(kernel: *mut c_void, context: *mut Context) {
         let number = match kernel.op {
             Op::Size => members()?.len(),
             Op::ProcessSetIncluded => usize::from(members()?.contains(&engine.rank())),
-            Op::LocalSize => job::local_place().1,
-            Op::LocalRank => job::local_place().0,
+            Op::LocalSize => running::local_place().1,
+            Op::LocalRank => running::local_place().0,
             _ => engine.rank(),
         };
         call.put_int32s(0, &[], &[number as i32])
