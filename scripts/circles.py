@@ -17,22 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # crate: the files of each circle, as seen from its `src`.
 KNOWN: dict[str, list[set[str]]] = {
-    "corro-agreement": [{"node.rs", "node/refining.rs", "node/root.rs", "node/unnamed.rs"}],
     "corro-collectives": [
         {"choice.rs", "tuning.rs"},
         {"algorithms/hierarchical.rs", "allreduce.rs", "group.rs"},
-    ],
-    "corro-engine": [
-        {
-            "core.rs",
-            "set.rs",
-            "set/executor.rs",
-            "set/lane.rs",
-            "set/state.rs",
-            "submission.rs",
-            "ticket.rs",
-            "watch/observers.rs",
-        }
     ],
     "corro-kernels": [{"avx2.rs", "avx512.rs", "dispatch.rs", "instantiate.rs", "neon.rs", "scalar.rs"}],
     "corro-launch": [
@@ -40,10 +27,9 @@ KNOWN: dict[str, list[set[str]]] = {
     ],
     "corro-membership": [{"fleet.rs", "machine.rs"}],
     "corro-python": [
-        {"elastic.rs", "gate.rs", "handles.rs", "job.rs", "names.rs"},
         {"tensorflow/kernel.rs", "tensorflow/ops.rs", "tensorflow/run.rs"},
     ],
-    "corro-transport": [{"tcp/socket.rs", "tls.rs"}, {"place.rs", "place/word.rs"}],
+    "corro-transport": [{"tcp/socket.rs", "tls.rs"}, {"place.rs", "place/meeting_file.rs"}],
 }
 
 USE = re.compile(r"(?P<visible>\bpub(?:\([^)]*\))?\s+)?\buse\s+(?P<tree>[^;]+);")

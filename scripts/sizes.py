@@ -20,8 +20,6 @@ TABLES = {
 }
 
 KNOWN: set[str] = {
-    "crates/corro-agreement/src/simulator/world.rs",
-    "crates/corro-engine/src/set.rs: act",
     "crates/corro-membership/src/simulator.rs: new",
     "crates/corro-membership/src/simulator/events.rs: happen",
 }
