@@ -7,7 +7,7 @@
 //! member that has not joined is in. Tensors of a group run together once all of them are decided; if one of them fails,
 //! so do the others, each as soon as it is decided.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +75,8 @@ pub struct StallReport {
     pub missing: BTreeMap<Rank, Vec<String>>,
     /// What missing ranks were doing when they were asked.
     pub doing: BTreeMap<Rank, String>,
+    /// Those of them that wait for others themselves.
+    pub waits: BTreeSet<Rank>,
     /// Whether this was waited for so long that the job is to end.
     pub fatal: bool,
 }
@@ -381,7 +383,15 @@ impl Coordinator {
         }
         self.warned = Some(Warned::again(self.warned, since, now));
         let fatal = self.limits.end(waiting);
-        Some(StallReport { waiting, missing, doing: BTreeMap::new(), fatal })
+        Some(StallReport { waiting, missing, doing: BTreeMap::new(), waits: BTreeSet::new(), fatal })
+    }
+}
+
+impl StallReport {
+    /// Who makes the others wait: of those that are missing somewhere, one that does not wait itself.
+    pub fn culprit(&self) -> Option<Rank> {
+        let busy = self.missing.keys().find(|rank| !self.waits.contains(rank));
+        busy.or(self.missing.keys().next()).copied()
     }
 }
 

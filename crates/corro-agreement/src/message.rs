@@ -67,7 +67,14 @@ pub enum Up {
         seen: Seen,
     },
     /// What this member is doing, since somebody waits for it.
-    Doing(Rank, String),
+    Doing {
+        /// Who.
+        rank: Rank,
+        /// In words.
+        doing: String,
+        /// Whether its program waits for others.
+        waits: bool,
+    },
     /// This member ends the job, for all.
     Shutdown(Rank),
     /// Something has ended the job, as this member sees it. It may be wrong about whose fault that is.

@@ -3,7 +3,7 @@
 //! Decisions follow from news in the order in which it came, with one exception: while a plan is followed, members may be
 //! an entry apart, so news waits until the plan is left, which it asks for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,9 +33,10 @@ impl Node {
                 }
             }
             Up::Lost(error) => self.decide(Decision::Failed(error)),
-            Up::Doing(rank, doing) => {
+            Up::Doing { rank, doing, waits } => {
                 if let Some(asking) = self.root.as_mut().and_then(|r| r.asking.as_mut()) {
                     asking.report.doing.insert(rank, doing);
+                    asking.report.waits.extend(waits.then_some(rank));
                 }
             }
             Up::Stands { round, rank, standing } => self.heard_standing(round, rank, standing.map(|s| *s)),
@@ -155,7 +156,7 @@ impl Node {
         let names = following.awaited(self.plan.in_entry);
         let missing = root.coordinator.members().iter().map(|rank| (*rank, names.clone())).collect();
         let fatal = root.limits.end(waiting);
-        self.ask(StallReport { waiting, missing, doing: BTreeMap::new(), fatal }, true);
+        self.ask(StallReport { waiting, missing, doing: BTreeMap::new(), waits: BTreeSet::new(), fatal }, true);
     }
 
     fn ask(&mut self, report: StallReport, roll_call: bool) {

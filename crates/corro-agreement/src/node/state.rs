@@ -153,9 +153,9 @@ impl Node {
         self.apply(Decision::Failed(error));
     }
 
-    /// What this member is doing, since it was asked.
-    pub fn answer(&mut self, doing: String) {
-        self.tell_root(Up::Doing(self.rank, doing));
+    /// What this member is doing, since it was asked, and whether its program waits for others.
+    pub fn answer(&mut self, doing: String, waits: bool) {
+        self.tell_root(Up::Doing { rank: self.rank, doing, waits });
     }
 
     /// Changes how much may run as one and how collectives run, for all members. Only the root can.

@@ -49,7 +49,7 @@ impl Ranks {
                 let (up, down) = self.nodes[rank].flush(self.now);
                 let actions = self.nodes[rank].take_actions();
                 if actions.iter().any(|a| matches!(a, Action::Asked)) {
-                    self.nodes[rank].answer("thinking".into());
+                    self.nodes[rank].answer("thinking".into(), false);
                 }
                 quiet &= up.is_empty() && down.is_empty() && actions.is_empty();
                 self.actions[rank].extend(actions);

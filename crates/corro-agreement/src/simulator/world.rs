@@ -406,7 +406,10 @@ impl<'a> World<'a> {
                 }
             }
             Action::Heard(..) => {}
-            Action::Asked => self.member(place).node.answer(format!("rank {rank} is in a test")),
+            Action::Asked => {
+                let waits = self.standing(rank).is_some();
+                self.member(place).node.answer(format!("rank {rank} is in a test"), waits);
+            }
             Action::Silent(member, _) => {
                 let rank = self.sets[set].members[member];
                 if !self.programs[rank].dead {
@@ -416,7 +419,7 @@ impl<'a> World<'a> {
             }
             Action::Stalled(report) => self.report.stalls[set][me].push((report, now)),
             Action::Overdue(report) => {
-                let rank = *report.missing.keys().next().ok_or("nobody makes others wait")?;
+                let rank = report.culprit().ok_or("nobody makes others wait")?;
                 let error = Error::peer_lost(rank, format!("host{rank}"), report.to_string());
                 self.in_first_set(place, |node| node.give_up(now, error))?;
             }

@@ -126,7 +126,7 @@ impl ProcessSet {
             }
             Action::Asked => {
                 let doing = st.recorder.last(now);
-                st.node.answer(doing);
+                st.node.answer(doing, self.core.threads.blocked().is_some());
             }
             Action::Silent(member, silence) => {
                 if let Some(error) = st.wires.give_up_on(member, silence) {
@@ -183,7 +183,7 @@ impl ProcessSet {
 
     /// Others have waited for a rank's program for too long: it counts as lost.
     fn made_others_wait(&self, report: &StallReport) -> Error {
-        let rank = report.missing.keys().next().copied().unwrap_or(self.members[0]);
+        let rank = report.culprit().unwrap_or(self.members[0]);
         let host = &self.core.fabric.cards()[rank].host;
         let why = format!(
             "its process lives, but other ranks have waited too long for what its program has not submitted. {report}\nIf \
