@@ -168,7 +168,8 @@ impl World<'_> {
         for (number, set) in self.sets.iter().enumerate() {
             let Some(member) = set.nodes.iter().find(|member| member.rank == rank) else { continue };
             let set = number as u32;
-            let quiet = member.lane.running.is_none() && member.lane.tasks.is_empty();
+            // Where a set is over, waiting is over, too: who does not know it yet will hear of it.
+            let quiet = member.lane.running.is_none() && member.lane.tasks.is_empty() && member.node.over().is_none();
             let told = member.tickets.values().any(|ticket| ticket.taken);
             if !quiet || told || member.node.follows_plan() && !member.tickets.is_empty() {
                 return None;
