@@ -43,6 +43,113 @@ def test_on_all_ranks(size: int) -> None:
 
 JOBS = {
     # name: (ranks, what every rank runs)
+    "memory that a program takes away from torch in flight": (
+        2,
+        """
+import torch, corro.torch as hvd
+hvd.init()
+MiB = 1 << 20
+
+def in_flight(name, take_away, shape=(8 * MiB // 4,), submit=hvd.allreduce_async_, dtype=torch.float32):
+    x = torch.ones(shape, dtype=dtype)
+    if hvd.rank() == 0:
+        handle = submit(x, name=name)
+        take_away(x)
+        # Whoever got the memory, had it been given back, would write into it now.
+        others = [torch.full(shape, 7.0) for _ in range(3)]
+    hvd.barrier()
+    if hvd.rank() != 0:
+        handle = submit(x, name=name)
+    result = hvd.synchronize(handle)
+    if hvd.rank() == 0:
+        assert all((other == 7.0).all() for other in others), name
+    hvd.barrier()
+    return result
+
+def replaced(x):
+    x.data = torch.zeros(3)
+
+def refused(change):
+    def take_away(x):
+        try:
+            change(x)
+        except RuntimeError as error:
+            assert "not resizable" in str(error), error
+        else:
+            raise AssertionError("torch has given back memory that is in flight")
+    return take_away
+
+in_flight("replaced", replaced)
+in_flight("set", lambda x: x.set_(torch.ones(4)))
+for i, dtype in enumerate((torch.float32, torch.bfloat16, torch.int64)):
+    in_flight(f"emptied{i}", refused(lambda x: x.untyped_storage().resize_(0)), dtype=dtype)
+    in_flight(f"grown{i}", refused(lambda x: x.resize_(64 * MiB)), dtype=dtype)
+for submit in (hvd.allreduce_async, hvd.allgather_async, hvd.reducescatter_async):
+    in_flight(submit.__name__, refused(lambda x: x.untyped_storage().resize_(0)), submit=submit)
+    in_flight(submit.__name__ + " replaced", replaced, submit=submit)
+group = lambda x, name: hvd.grouped_allreduce_async_([x, torch.ones(3)], name=name)
+in_flight("of a group", refused(lambda x: x.untyped_storage().resize_(0)), submit=group)
+in_flight("of a group, replaced", replaced, submit=group)
+parameter = torch.nn.Parameter(torch.ones(2 * MiB))
+handle = hvd.allreduce_async_(parameter.data, name="parameter")
+hvd.synchronize(handle)
+""",
+    ),
+    "a model with a layer more on one rank": (
+        2,
+        """
+import torch, corro.torch as hvd
+from corro._front.checks import TrainingMistake
+hvd.init()
+torch.manual_seed(0)
+net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3 - hvd.rank())])
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+# Its gradients find no others: without the check, the ranks would wait for each other.
+try:
+    net(torch.ones(2, 4) * hvd.rank()).sum().backward()
+except TrainingMistake as mistake:
+    assert "the model's 2.bias is float32 [4] on rank 0 but missing on rank 1" in str(mistake), mistake
+else:
+    raise AssertionError("nothing was noticed")
+""",
+    ),
+    "memory that a program takes away from numpy in flight": (
+        2,
+        """
+import numpy as np, corro.numpy as hvd
+hvd.init()
+
+def refused(array):
+    for refcheck in (True, False):
+        try:
+            array.resize(32 << 20, refcheck=refcheck)
+        except ValueError as error:
+            assert "cannot resize" in str(error), error
+        else:
+            raise AssertionError("numpy has given back memory that is in flight")
+
+for name, submit, part in (
+    ("in place", hvd.allreduce_async_, slice(None)),
+    ("a view", hvd.allreduce_async_, slice(8, None)),
+    ("a view of a view", lambda x, name: hvd.allreduce_async_(x[2:], name=name), slice(8, None)),
+    ("elsewhere", hvd.allreduce_async, slice(None)),
+    ("gathered", hvd.allgather_async, slice(None)),
+    ("dealt out", hvd.reducescatter_async, slice(None)),
+    ("sent", lambda x, name: hvd.alltoall_async(x, name=name), slice(None)),
+):
+    x = np.ones(1 << 20)
+    if hvd.rank() == 0:
+        handle = submit(x[part], name=name)
+        refused(x)
+    hvd.barrier()
+    if hvd.rank() != 0:
+        handle = submit(x[part], name=name)
+    hvd.synchronize(handle)
+    # Once it is through, the array is the program's again.
+    x.resize(2 << 20, refcheck=False)
+    hvd.barrier()
+""",
+    ),
     "memory does not grow": (
         2,
         """

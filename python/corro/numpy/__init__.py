@@ -5,6 +5,7 @@ Results are new arrays, or go to `out`; a trailing underscore means in place. `b
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,6 +127,20 @@ def _result(out: Array | None, source: Array) -> Array:
     return out
 
 
+def _hold(*arrays: Array) -> Any:
+    """What keeps the memory of arrays where it is: numpy does not resize one that has weak references, not even with
+    `refcheck=False`. They go with the handle.
+    """
+    held: list[Any] = []
+    for array in arrays:
+        owner: Any = array
+        # A view has the memory of the array that it is made from.
+        while isinstance(owner, np.ndarray):
+            held.append((owner, weakref.ref(owner)))
+            owner = owner.base
+    return held
+
+
 def _put_back(places: tuple[Array, Array], _output: Output | None = None) -> Array:
     array, home = places
     if home is not array:
@@ -179,7 +194,9 @@ def allreduce_async(
     result = _result(out, source)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    return _native.submit("allreduce", _view(source), _view(result), set_id, name, source, result, None, *numbers)
+    return _native.submit(
+        "allreduce", _view(source), _view(result), set_id, name, _hold(source, result), result, None, *numbers
+    )
 
 
 def allreduce_(
@@ -211,7 +228,7 @@ def allreduce_async_(
     place = _view(home)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    return _native.submit("allreduce", place, place, set_id, name, home, (array, home), _put_back, *numbers)
+    return _native.submit("allreduce", place, place, set_id, name, _hold(home), (array, home), _put_back, *numbers)
 
 
 def grouped_allreduce(
@@ -229,7 +246,7 @@ def grouped_allreduce(
     places, outputs = [_view(a) for a in sources], [_view(a) for a in results]
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    handle = _native.submit_group("allreduce", places, outputs, set_id, name, sources, results, None, *numbers)
+    handle = _native.submit_group("allreduce", places, outputs, set_id, name, _hold(*sources), results, None, *numbers)
     return list(synchronize(handle))
 
 
@@ -247,7 +264,7 @@ def grouped_allreduce_(
     pairs = list(zip(arrays, homes, strict=True))
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    handle = _native.submit_group("allreduce", places, places, set_id, name, homes, pairs, _put_back, *numbers)
+    handle = _native.submit_group("allreduce", places, places, set_id, name, _hold(*homes), pairs, _put_back, *numbers)
     return synchronize(handle)
 
 
@@ -259,7 +276,7 @@ def allgather(array: Any, name: str | None = None, process_set: ProcessSet = glo
 def allgather_async(array: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     source = _readable(array)
     set_id = process_set.process_set_id
-    return _native.submit("allgather", _view(source), None, set_id, name, source, source, _from_output)
+    return _native.submit("allgather", _view(source), None, set_id, name, _hold(source), source, _from_output)
 
 
 def grouped_allgather(
@@ -269,7 +286,9 @@ def grouped_allgather(
     sources = [_readable(array) for array in non_empty(arrays)]
     places = [_view(source) for source in sources]
     set_id = process_set.process_set_id
-    return synchronize(_native.submit_group("allgather", places, None, set_id, name, sources, sources, _from_output))
+    return synchronize(
+        _native.submit_group("allgather", places, None, set_id, name, _hold(*sources), sources, _from_output)
+    )
 
 
 def broadcast(
@@ -306,7 +325,9 @@ def broadcast_async_(
     home = _writable(array)
     place = _view(home)
     set_id = process_set.process_set_id
-    return _native.submit("broadcast", place, place, set_id, name, home, (array, home), _put_back, root=root_rank)
+    return _native.submit(
+        "broadcast", place, place, set_id, name, _hold(home), (array, home), _put_back, root=root_rank
+    )
 
 
 def alltoall(
@@ -325,7 +346,9 @@ def alltoall_async(
     numbers = rows_to_send(source.shape, given, np.ndim(given), process_set)
     sent = source[: sum(numbers)] if numbers else source
     set_id = process_set.process_set_id
-    return _native.submit("alltoall", _view(sent), None, set_id, name, sent, sent, _with_splits, splits=numbers)
+    return _native.submit(
+        "alltoall", _view(sent), None, set_id, name, _hold(source, sent), sent, _with_splits, splits=numbers
+    )
 
 
 def reducescatter(
@@ -351,7 +374,9 @@ def reducescatter_async(
     source = _with_rows(array)
     numbers = (scatter_reduction(op), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    return _native.submit("reducescatter", _view(source), None, set_id, name, source, source, _from_output, *numbers)
+    return _native.submit(
+        "reducescatter", _view(source), None, set_id, name, _hold(source), source, _from_output, *numbers
+    )
 
 
 def grouped_reducescatter(
@@ -367,7 +392,9 @@ def grouped_reducescatter(
     places = [_view(source) for source in sources]
     numbers = (scatter_reduction(op), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    handle = _native.submit_group("reducescatter", places, None, set_id, name, sources, sources, _from_output, *numbers)
+    handle = _native.submit_group(
+        "reducescatter", places, None, set_id, name, _hold(*sources), sources, _from_output, *numbers
+    )
     return list(synchronize(handle))
 
 

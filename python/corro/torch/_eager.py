@@ -1,20 +1,25 @@
 """One collective on one tensor, or on a group, outside of any graph: no autograd, no compression.
 
 The last arguments of every function are the engine's: reduce op, prescale, postscale, root. The names, the checks and
-the gradients are `mpi_ops`'s.
+the gradients are `mpi_ops`'s. What is in flight owns the memory of its tensors: a program may do what it likes with them,
+and gets wrong numbers at worst.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from corro._errors import HorovodInternalError
+from corro._front.adapter import View
 from corro._front.process_sets import ProcessSet
 from corro._native import run, submit, submit_group
-from corro.torch._tensors import from_output, host, place, put_back, to_device, view, with_splits
+from corro.torch._tensors import from_output, hold, host, place, put_back, rounded, to_device, view, with_splits
+
+# What owns the memory of a tensor: `hold`, or for tensors that nobody else has in hand `storage`.
+Keep = Callable[[torch.Tensor], Any]
 
 
 def in_place(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> torch.Tensor:
@@ -24,17 +29,20 @@ def in_place(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str
         run(kind, here, here, process_set.process_set_id, name, *numbers)
         return tensor
     home = host(tensor)
-    there = view(home)
-    run(kind, there, there, process_set.process_set_id, name, *numbers)
+    there = view(home, tensor)
+    run(kind, there, there, process_set.process_set_id, name, *rounded(numbers, tensor))
     return put_back((tensor, home))
 
 
-def in_place_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
+def in_place_async(
+    kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any, keep: Keep = hold
+) -> int:
     here = place(tensor)
     if here is not None:
-        return submit(kind, here, here, process_set.process_set_id, name, tensor, tensor, None, *numbers)
+        return submit(kind, here, here, process_set.process_set_id, name, keep(tensor), tensor, None, *numbers)
     home = host(tensor)
-    there = view(home)
+    there = view(home, tensor)
+    numbers = rounded(numbers, tensor)
     return submit(kind, there, there, process_set.process_set_id, name, home, (tensor, home), put_back, *numbers)
 
 
@@ -42,29 +50,37 @@ def into_new(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str
     """The result is a new tensor of the same shape."""
     home = host(tensor)
     result = torch.empty_like(home)
-    run(kind, view(home), view(result), process_set.process_set_id, name, *numbers)
+    places = (view(home, tensor), view(result, tensor))
+    run(kind, *places, process_set.process_set_id, name, *rounded(numbers, tensor))
     return result if home is tensor else to_device((tensor, result))
 
 
 def into_new_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
     home = host(tensor)
     result = torch.empty_like(home)
-    places = (view(home), view(result))
+    places = (view(home, tensor), view(result, tensor))
+    numbers = rounded(numbers, tensor)
     if tensor.is_cpu:
-        return submit(kind, *places, process_set.process_set_id, name, home, result, None, *numbers)
+        return submit(kind, *places, process_set.process_set_id, name, _kept(home, tensor), result, None, *numbers)
     return submit(kind, *places, process_set.process_set_id, name, home, (tensor, result), to_device, *numbers)
 
 
 def resized(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> torch.Tensor:
     """The result is a new tensor with as many rows as the ranks make it."""
     home = host(tensor)  # a name, so that a copy outlives the run
-    output = run(kind, view(home), None, process_set.process_set_id, name, *numbers)
+    output = run(kind, view(home, tensor), None, process_set.process_set_id, name, *rounded(numbers, tensor))
     return from_output(tensor, output)
 
 
 def resized_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
     home = host(tensor)
-    return submit(kind, view(home), None, process_set.process_set_id, name, home, tensor, from_output, *numbers)
+    set_id, numbers = process_set.process_set_id, rounded(numbers, tensor)
+    return submit(kind, view(home, tensor), None, set_id, name, _kept(home, tensor), tensor, from_output, *numbers)
+
+
+def _kept(home: torch.Tensor, tensor: torch.Tensor) -> Any:
+    """What owns the memory of `home`: a copy is nobody else's."""
+    return hold(home) if home is tensor else home
 
 
 def alltoall(
@@ -72,7 +88,7 @@ def alltoall(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`splits[r]` consecutive rows go to rank r; empty splits mean equal parts."""
     sent = host(tensor)[: sum(splits)] if splits else host(tensor)
-    output = run("alltoall", view(sent), None, process_set.process_set_id, name, splits=splits)
+    output = run("alltoall", view(sent, tensor), None, process_set.process_set_id, name, splits=splits)
     return with_splits((tensor, device), output)
 
 
@@ -81,20 +97,27 @@ def alltoall_async(
 ) -> int:
     sent = host(tensor)[: sum(splits)] if splits else host(tensor)
     set_id = process_set.process_set_id
-    return submit("alltoall", view(sent), None, set_id, name, sent, (tensor, device), with_splits, splits=splits)
+    there = view(sent, tensor)
+    return submit("alltoall", there, None, set_id, name, hold(sent), (tensor, device), with_splits, splits=splits)
 
 
 def group_in_place_async(
-    kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet, name: str | None, *numbers: Any
+    kind: str,
+    tensors: Sequence[torch.Tensor],
+    process_set: ProcessSet,
+    name: str | None,
+    *numbers: Any,
+    keep: Keep = hold,
 ) -> int:
     set_id = process_set.process_set_id
     here = [found for tensor in tensors if (found := place(tensor)) is not None]
     if len(here) == len(tensors):
-        tensors = list(tensors)
-        return submit_group(kind, here, here, set_id, name, tensors, tensors, None, *numbers)
+        kept = [keep(tensor) for tensor in tensors]
+        return submit_group(kind, here, here, set_id, name, kept, list(tensors), None, *numbers)
     homes = _hosts(tensors)
-    places = [view(home) for home in homes]
+    places = _views(homes, tensors)
     results = list(zip(tensors, homes, strict=True))
+    numbers = rounded(numbers, tensors[0])
     return submit_group(kind, places, places, set_id, name, homes, results, put_back, *numbers)
 
 
@@ -103,11 +126,11 @@ def group_into_new_async(
 ) -> int:
     homes = _hosts(tensors)
     results = [torch.empty_like(home) for home in homes]
-    places = [view(home) for home in homes]
-    outputs = [view(result) for result in results]
-    set_id = process_set.process_set_id
+    places = _views(homes, tensors)
+    outputs = _views(results, tensors)
+    set_id, numbers = process_set.process_set_id, rounded(numbers, tensors[0])
     if tensors[0].is_cpu:
-        return submit_group(kind, places, outputs, set_id, name, homes, results, None, *numbers)
+        return submit_group(kind, places, outputs, set_id, name, _all_kept(homes, tensors), results, None, *numbers)
     pairs = list(zip(tensors, results, strict=True))
     return submit_group(kind, places, outputs, set_id, name, homes, pairs, to_device, *numbers)
 
@@ -116,10 +139,18 @@ def group_resized_async(
     kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet, name: str | None, *numbers: Any
 ) -> int:
     homes = _hosts(tensors)
-    places = [view(home) for home in homes]
-    return submit_group(
-        kind, places, None, process_set.process_set_id, name, homes, list(tensors), from_output, *numbers
-    )
+    places = _views(homes, tensors)
+    set_id, kept = process_set.process_set_id, _all_kept(homes, tensors)
+    numbers = rounded(numbers, tensors[0])
+    return submit_group(kind, places, None, set_id, name, kept, list(tensors), from_output, *numbers)
+
+
+def _views(homes: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[View]:
+    return [view(home, tensor) for home, tensor in zip(homes, tensors, strict=True)]
+
+
+def _all_kept(homes: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+    return [_kept(home, tensor) for home, tensor in zip(homes, tensors, strict=True)]
 
 
 def _hosts(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

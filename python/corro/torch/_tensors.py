@@ -47,6 +47,25 @@ def place(tensor: torch.Tensor) -> View | None:
     return None
 
 
+def hold(tensor: torch.Tensor) -> Any:
+    """Something that keeps the memory of a tensor where it is, whatever becomes of the tensor (`t.data = other`).
+
+    torch gives back the memory of a storage that is resized. Not so if numpy has been shown it: then it refuses. So
+    does whoever asks afterwards: a storage that has been in flight keeps its size for good, as one that numpy knows.
+    """
+    alias = tensor.detach()
+    try:
+        return (alias.view(torch.int16) if alias.dtype == torch.bfloat16 else alias).numpy()
+    except (RuntimeError, TypeError):
+        # There is no numpy, or the tensor is of a class that has none: a storage of its own is all there is to keep.
+        return storage(tensor)
+
+
+def storage(tensor: torch.Tensor) -> Any:
+    """What keeps the memory of a tensor that nobody resizes meanwhile: quicker than `hold`."""
+    return tensor.untyped_storage()
+
+
 def _staged(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         raise ValueError(
@@ -57,14 +76,29 @@ def _staged(tensor: torch.Tensor) -> torch.Tensor:
     return staged.clone() if staged.data_ptr() == tensor.data_ptr() else staged
 
 
-def view(tensor: torch.Tensor) -> View:
-    """What `host` returned, in the engine's words."""
-    dtype = DTYPES.get(tensor.dtype)
+def view(home: torch.Tensor, tensor: torch.Tensor) -> View:
+    """What `host` returned for `tensor`, in the engine's words."""
+    dtype = DTYPES.get(home.dtype)
     if dtype is None:
         raise ValueError(
-            f"a tensor of {tensor.dtype} is not supported; convert it first, for example with tensor.float()."
+            f"a tensor of {home.dtype} is not supported; convert it first, for example with tensor.float()."
         )
-    return (tensor.data_ptr(), tensor.shape, dtype, CPU)
+    return (home.data_ptr(), home.shape, dtype, device_number(tensor))
+
+
+def device_number(tensor: torch.Tensor) -> int:
+    """Where a tensor lives, whatever memory it is handed over in: ranks whose tensors do not all live alike are told."""
+    return CPU if tensor.is_cpu else tensor.device.index or 0
+
+
+def rounded(numbers: tuple[Any, ...], tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The engine's numbers (op, prescale, postscale, ...) for a tensor. On a GPU, torch multiplies 16-bit numbers by
+    16-bit numbers.
+    """
+    if not numbers or tensor.is_cpu or tensor.dtype not in (torch.float16, torch.bfloat16):
+        return numbers
+    op, *factors = numbers
+    return (op, *(torch.tensor(x, dtype=tensor.dtype).item() for x in factors[:2]), *factors[2:])
 
 
 def put_back(places: tuple[torch.Tensor, torch.Tensor], _output: Output | None = None) -> torch.Tensor:

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from corro._front import basics, checks
+from corro._front import basics
 from corro._front.arguments import Adasum, Average, Sum
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.common.util import split_list
 from corro.torch import _eager
-from corro.torch._reducer import Reducer
+from corro.torch._reducer import Reducer, numbered
 from corro.torch.compression import Compression
 from corro.torch.mpi_ops import synchronize as wait
 
@@ -78,6 +78,8 @@ def _subclass(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
     new.__dict__.update(optimizer.__dict__)
     # A learning-rate scheduler puts a counting `step` of the original into the instance; it must not hide ours.
     new.__dict__.pop("step", None)
+    # And it warns if the original has taken no step before it: it never will.
+    optimizer._opt_called = True  # type: ignore[attr-defined]
     return new
 
 
@@ -85,7 +87,7 @@ def _names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | N
     """A name for every parameter of the optimizer: ranks find each other's gradients by it."""
     ours = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
-        return dict(_numbered(optimizer))
+        return dict(numbered(optimizer))
     named = list(named_parameters)
     if any(not isinstance(item, tuple) or len(item) != 2 for item in named):
         raise ValueError(
@@ -108,13 +110,6 @@ def _names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | N
             f"(shapes: {shapes}). Name all of them, or leave named_parameters out."
         )
     return {p: name_of[p] for p in ours}
-
-
-def _numbered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, str]]:
-    """The parameters of the optimizer, with names for those that have none."""
-    for i, group in enumerate(optimizer.param_groups):
-        for j, p in enumerate(group["params"]):
-            yield p, f"allreduce.noname.{i}.{j}"
 
 
 def _groups(groups: Any, parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -172,10 +167,12 @@ class _DistributedOptimizer(_Twin):
         alone = basics.size() == 1 and not basics.elastic_enabled()
         if alone or not reducer.process_set.included():
             return
-        reducer.watch([p for group in self.param_groups for p in group["params"]])
-        if checks.enabled():
-            described = {name: f"{tuple(p.shape)} {p.dtype}" for p, name in reducer.parameters.items()}
-            checks.same_model(described, reducer.process_set)
+        reducer.watch(self)
+
+    @property
+    def _parameter_names(self) -> Names:
+        """Horovod's: programs reach for it."""
+        return self._reducer.names
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -190,8 +187,7 @@ class _DistributedOptimizer(_Twin):
         super().load_state_dict(*args, **kwargs)
 
     def synchronize(self) -> None:
-        """Waits until every gradient is reduced. To clip gradients: synchronize, clip, `step` in `skip_synchronize`."""
-        self._reducer.watch_new(self.param_groups, lambda: _numbered(self))
+        """Waits until every gradient is reduced. Backward has done so already, unless gradients came in another way."""
         self._reducer.synchronize()
 
     @contextmanager
@@ -203,6 +199,12 @@ class _DistributedOptimizer(_Twin):
         finally:
             self._skip = False
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward passes only add up gradients, and do not count: for all but the last of several batches."""
+        with self._reducer.paused():
+            yield
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         reducer = self._reducer
         if self._skip:
@@ -211,7 +213,9 @@ class _DistributedOptimizer(_Twin):
                     "optimizer.step() was called in skip_synchronize() while gradients are still being reduced. "
                     "Call optimizer.synchronize() first."
                 )
-        elif closure is None or reducer.pending:
+            if reducer.finished:
+                reducer.synchronize()
+        elif closure is None or reducer.pending or reducer.finished:
             if reducer.synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -221,6 +225,7 @@ class _DistributedOptimizer(_Twin):
                 )
             self.synchronize()
         reducer.synchronized = False
+        reducer.steps += 1
         return super().step(closure if closure is None else self._reduced(closure))
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -228,7 +233,7 @@ class _DistributedOptimizer(_Twin):
 
         def run() -> Any:
             loss = closure()
-            if self._reducer.pending and not self._skip:
+            if self._reducer.finished or (self._reducer.pending and not self._skip):
                 self.synchronize()
                 self._reducer.synchronized = False
             return loss
@@ -242,6 +247,7 @@ class _DistributedOptimizer(_Twin):
                 "optimizer.synchronize(). Gradients that are being reduced must not be changed."
             )
         super().zero_grad(*args, **kwargs)
+        self._reducer.zeroed()
         self._reducer.keep_shared()
 
 
@@ -250,6 +256,11 @@ class _AdasumOptimizer(_Twin):
 
     _named: Names
     _compression: Any
+
+    @property
+    def _parameter_names(self) -> Names:
+        """Horovod's: programs reach for it."""
+        return self._named
 
     def _distribute(self, names: Names, compression: Any) -> None:
         self._named = names
@@ -261,6 +272,11 @@ class _AdasumOptimizer(_Twin):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Has no effect: gradients add up until `step`."""
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Has no effect: gradients add up until `step`."""
+        yield
+
     def synchronize(self) -> None:
         """Has no effect: it is the change of the parameters that is reduced, in `step`."""
 
@@ -270,7 +286,7 @@ class _AdasumOptimizer(_Twin):
         yield  # a context manager by its signature
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        self._named = {**dict(_numbered(self)), **self._named}
+        self._named = {**dict(numbered(self)), **self._named}
         starts = {p: p.detach().clone() for p in self._named if p.requires_grad}
         loss = super().step(closure)
         with torch.no_grad():

@@ -142,3 +142,25 @@ def test_results_are_ordinary_tensors():
     z = hvd.allgather(rank_tensor(2)).requires_grad_()
     (z * z).sum().backward()
     assert z.grad is not None
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "allgather", "broadcast", "grouped", "in place"])
+def test_ranks_whose_tensors_live_on_different_devices(kind, monkeypatch):
+    # What a rank with a GPU would say of its tensors.
+    label = -1 if hvd.rank() == 0 else 0
+    monkeypatch.setattr("corro.torch._tensors.device_number", lambda tensor: label)
+    # Where the engine does not take a tensor as it is, as it takes none of a GPU.
+    monkeypatch.setattr("corro.torch._eager.place", lambda tensor: None)
+    call = {
+        "allreduce": lambda x: hvd.allreduce(x, name="mixed"),
+        "allgather": lambda x: hvd.allgather(x, name="mixed"),
+        "broadcast": lambda x: hvd.broadcast(x, 0, name="mixed"),
+        "grouped": lambda x: hvd.grouped_allreduce([x, x], name="mixed"),
+        "in place": lambda x: hvd.allreduce_(x, name="mixed"),
+    }[kind]
+    with pytest.raises(
+        hvd.HorovodInternalError, match=r"CPU/GPU device selection.*rank.*: (CPU|GPU); rank.*: (CPU|GPU)"
+    ):
+        call(torch.ones(3))
+    monkeypatch.undo()
+    assert call(torch.ones(3)) is not None

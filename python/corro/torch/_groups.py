@@ -1,0 +1,50 @@
+"""Which gradients are reduced together."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+import torch
+
+from corro._environment import flag
+from corro._front import basics
+
+# Gradients of so many bytes are worth a collective of their own while backward goes on.
+BUCKET_BYTES = 1 << 20
+
+
+class Group:
+    """Parameters whose gradients are reduced together."""
+
+    def __init__(self, members: Sequence[torch.Tensor]) -> None:
+        self.members = tuple(members)
+        self.start_over()
+
+    def start_over(self) -> None:
+        self.waits_for = len(self.members)
+        self.submitted = False
+
+
+def buckets(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """What is reduced together: a few small gradients that come one after the other, as handing over each costs time.
+
+    Without idle cores it is all of them: collectives in the background would only take turns with backward.
+    """
+    enough = BUCKET_BYTES if _has_idle_cores() else math.inf
+    buckets: list[list[torch.Tensor]] = [[]]
+    filled = 0
+    # Backward makes the gradients of the last layers first.
+    for p in reversed(parameters):
+        if filled >= enough:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(p)
+        filled += p.numel() * p.element_size()
+    return buckets
+
+
+def _has_idle_cores() -> bool:
+    """Whether this host has cores that the ranks' own threads leave free. `CORRO_OVERLAP` (0 or 1) overrules it."""
+    return flag("OVERLAP", len(os.sched_getaffinity(0)) > basics.local_size() * torch.get_num_threads())

@@ -1,0 +1,38 @@
+"""The examples for PyTorch and what the documentation says of Lightning, as whole programs on two ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from test_jobs import run_job
+
+ROOT = Path(__file__).parents[2]
+
+# Several in one job: for such short runs, importing torch is most of the time.
+EXAMPLES = """
+import runpy, sys
+folder, *examples = sys.argv[1:]
+sys.path.insert(0, folder)
+for example in examples:
+    sys.argv = example.split()
+    runpy.run_path(f"{folder}/{sys.argv[0]}", run_name="__main__")
+"""
+QUICK = "--batch-size 2 --warmup 2 --iterations 3"
+
+
+def test_examples_run_and_no_check_has_anything_to_say(tmp_path: Path) -> None:
+    script = tmp_path / "examples.py"
+    script.write_text(EXAMPLES)
+    examples = [
+        "digits.py --epochs 2",
+        "transformer.py --steps 20",
+        f"synthetic_benchmark.py {QUICK}",
+        f"alexnet.py {QUICK} --fp16",
+    ]
+    job = run_job(2, sys.executable, str(script), str(ROOT / "examples" / "torch"), *examples)
+    said = f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
+    assert job.returncode == 0, said
+    assert job.stdout.count("images/s in all") == 2, said
+    assert float(job.stdout.split("test accuracy ")[1].split("%")[0]) > 50, said
+    assert "CORRO_CHECKS" not in job.stdout + job.stderr, said
