@@ -214,8 +214,8 @@ variables! {
         "Variables about which the launcher has told the user already. Set by the launcher.";
     DYNAMIC_PROCESS_SETS = "CORRO_DYNAMIC_PROCESS_SETS", horovod: Some("HOROVOD_DYNAMIC_PROCESS_SETS"), default: "0", kind: Kind::Flag,
         "1: Python programs may add and remove process sets after `init`.";
-    CHECKS = "CORRO_CHECKS", horovod: None, default: "0", kind: Kind::Flag,
-        "1: the first step of training is checked for mistakes that otherwise only show as a bad model: different models, parameters that nobody broadcast, ranks on the same data.";
+    CHECKS = "CORRO_CHECKS", horovod: None, default: "1", kind: Kind::OneOf(&["0", "1", "2"]),
+        "0, 1 or 2: whether training is checked for mistakes that otherwise only show as a bad model: different models, parameters that nobody broadcast or that drift apart, different learning rates or steps, ranks on the same data. 1: a few facts in a few rounds, which costs next to nothing, and a warning. 2: everything in every round, and an error.";
     SHARED_GRADIENTS = "CORRO_SHARED_GRADIENTS", horovod: None, default: "0", kind: Kind::Flag,
         "1: `corro.torch.DistributedOptimizer` lets the gradients of dense models on the CPU live in memory that the ranks of a host share, where they are reduced without a copy. `zero_grad` then fills them with zeros and never drops them.";
     OVERLAP = "CORRO_OVERLAP", horovod: None, default: "auto", kind: Kind::FlagOrAuto,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use corro_core::{DType, Error, ReduceOp, Shape};
-use corro_engine::{Allocate, Kind, Options, Output, StallLimits, Submission};
+use corro_engine::{Allocate, Device, Kind, Options, Output, StallLimits, Submission};
 use support::{numbers, of, on_hosts, on_ranks, sum};
 
 fn text<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -84,6 +84,64 @@ fn a_rank_that_finds_no_room_for_a_result_fails_alone() {
             assert_eq!(numbers(engine.run(sum("x", &[1.0])).unwrap()), [3.0]);
         });
     }
+}
+
+/// The nearest bfloat16, ties to even.
+fn bf16(x: f32) -> f32 {
+    let bits = x.to_bits();
+    f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
+}
+
+/// Ranks whose tensors are said to be on GPUs, in host memory, as fronts hand them over.
+#[test]
+fn tensors_of_gpus_are_rounded_as_their_frameworks_do() {
+    const N: usize = 3;
+    let factor = bf16(0.3);
+    let value = |rank: usize, i: usize| bf16(1.0 + 0.37 * i as f32 + 0.011 * (rank * i) as f32);
+    let total = |i: usize| (0..N).map(|rank| value(rank, i)).sum::<f32>();
+    let reduced = move |device: Device| {
+        on_ranks(N, move |engine| {
+            let (one, post) = (1f64.to_bits(), f64::from(factor).to_bits());
+            let kinds = [
+                Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: post },
+                Kind::Reducescatter { op: ReduceOp::Sum, prescale: one, postscale: post },
+            ];
+            kinds.map(|kind| {
+                let bytes: Vec<u8> = (0..99)
+                    .flat_map(|i| value(engine.rank(), i).to_bits().to_be_bytes().into_iter().take(2).rev())
+                    .collect();
+                let tensor = Submission {
+                    input: Some(bytes.into()),
+                    device,
+                    ..Submission::new("x", kind, DType::BF16, Shape(vec![99]))
+                };
+                let bytes = engine.run(tensor).unwrap().output.map(corro_core::Buffer::into_vec).unwrap();
+                let number = |b: &[u8]| f32::from_bits(u32::from_be_bytes([b[1], b[0], 0, 0]));
+                bytes.chunks_exact(2).map(number).collect::<Vec<f32>>()
+            })
+        })
+    };
+    let once: Vec<f32> = (0..99).map(|i| bf16(total(i) * factor)).collect();
+    let twice: Vec<f32> = (0..99).map(|i| bf16(bf16(total(i)) * factor)).collect();
+    assert_ne!(once, twice);
+    for (device, wanted) in [(Device::Cpu, once), (Device::Gpu(0), twice)] {
+        for (rank, [all, part]) in reduced(device).into_iter().enumerate() {
+            assert_eq!(all, wanted, "{device:?}");
+            assert_eq!(part, wanted[rank * 33..rank * 33 + 33], "{device:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tensor_on_a_gpu_does_not_meet_one_on_the_host() {
+    let texts = on_ranks(3, |engine| {
+        let device = if engine.rank() == 2 { Device::Gpu(0) } else { Device::Cpu };
+        text(engine.run(Submission { device, ..sum("x", &[1.0]) }))
+    });
+    assert!(
+        texts.iter().all(|text| text.contains("CPU/GPU device selection") && text.contains("rank 2: GPU")),
+        "{texts:?}"
+    );
 }
 
 fn reducescatter() -> Kind {

@@ -96,7 +96,8 @@ fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], 
             corro_kernels::scale(dtype, tensor.place()?.as_mut_slice(), prescale);
         }
     }
-    let how = Reduction { prescale: 1.0, postscale: f64::from_bits(post), ..Reduction::new(dtype, op) };
+    let (postscale, afterwards) = postscales(&agreed[0], f64::from_bits(post));
+    let how = Reduction { prescale: 1.0, postscale, ..Reduction::new(dtype, op) };
     let mut views: SmallVec<[corro_collectives::Tensor<'_>; 1]> = SmallVec::with_capacity(tensors.len());
     for tensor in tensors.iter_mut() {
         views.push(tensor.view()?);
@@ -105,6 +106,9 @@ fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], 
         if planned { group.allreduce_withdrawable(&mut views, &how) } else { group.allreduce_many(&mut views, &how) };
     drop(views);
     ran?;
+    for tensor in tensors.iter_mut().filter(|_| afterwards != 1.0) {
+        corro_kernels::scale(dtype, tensor.place()?.as_mut_slice(), afterwards);
+    }
     Ok(agreed.iter().zip(tensors).map(|(a, t)| t.outcome(a.shapes[0].clone())).collect())
 }
 
@@ -188,14 +192,23 @@ fn reducescatter(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Res
     let mut mine = shape.clone();
     mine.0[0] = share(rows, group.size(), group.rank()).len();
     tensor.allocate(&mine, agreed.dtype)?;
-    let how = Reduction {
-        prescale: f64::from_bits(pre),
-        postscale: f64::from_bits(post),
-        ..Reduction::new(agreed.dtype, op)
-    };
+    let (postscale, afterwards) = postscales(agreed, f64::from_bits(post));
+    let how = Reduction { prescale: f64::from_bits(pre), postscale, ..Reduction::new(agreed.dtype, op) };
     let Tensor { input: Some(input), output: Output::InPlace(output), .. } = tensor else { return Err(no_memory()) };
     group.reducescatter_bytes(input.as_slice(), rows, output.as_mut_slice(), &how)?;
+    if afterwards != 1.0 {
+        corro_kernels::scale(agreed.dtype, output.as_mut_slice(), afterwards);
+    }
     Ok(tensor.outcome(mine))
+}
+
+/// The factor that is applied before a sum is rounded, and the one that is applied to what has been rounded.
+///
+/// On the host 16-bit floats are rounded once. Tensors of GPUs follow the arithmetic of their frameworks, which round the
+/// sum before they multiply it; their fronts give factors that are numbers of the tensor's own type.
+fn postscales(agreed: &Agreed, postscale: f64) -> (f64, f64) {
+    let rounds_first = agreed.gpu && matches!(agreed.dtype, DType::F16 | DType::BF16);
+    if rounds_first { (1.0, postscale) } else { (postscale, 1.0) }
 }
 
 /// The shapes put together along the first dimension.
