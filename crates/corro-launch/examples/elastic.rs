@@ -1,8 +1,9 @@
 //! An elastic job in plain Rust, without a framework: what the Python fronts do, in one page. The tests of the launcher run
 //! it as workers.
 //!
-//! `corro run -np 4 --min-np 2 target/debug/examples/elastic STEPS [PAUSE_MS]`: each step adds one number per rank, checks the sum, and
-//! commits. Every worker prints its place when it gets one, and each tenth step.
+//! `corro run -np 4 --min-np 2 target/debug/examples/elastic STEPS [PAUSE_MS] [HANG_STEP]`: each step adds one number per rank, checks the
+//! sum, and commits. Every worker prints its place when it gets one, and each tenth step. At HANG_STEP it sleeps for ever, as a
+//! program does that hangs in its own code.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,10 +28,19 @@ enum Ended {
     Failed(Error),
 }
 
+/// What this worker is to do.
+struct Plan {
+    steps: u64,
+    /// How long a step takes.
+    pause: Duration,
+    hang_at: Option<u64>,
+}
+
 fn main() -> ExitCode {
     let words: Vec<u64> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
-    let (steps, pause) = (words.first().copied().unwrap_or(100), words.get(1).copied().unwrap_or(10));
-    match work(steps, Duration::from_millis(pause)) {
+    let word = |at: usize, default| words.get(at).copied().unwrap_or(default);
+    let plan = Plan { steps: word(0, 100), pause: Duration::from_millis(word(1, 10)), hang_at: words.get(2).copied() };
+    match work(&plan) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("elastic: {error}");
@@ -39,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn work(steps: u64, pause: Duration) -> Result<ExitCode> {
+fn work(plan: &Plan) -> Result<ExitCode> {
     let alone = || Error::Usage("this is no elastic job: start it with `corro run -np 4 --min-np 2`".into());
     let client = Client::from_env()?.ok_or_else(alone)?;
     let mut committed = State::default();
@@ -56,7 +66,7 @@ fn work(steps: u64, pause: Duration) -> Result<ExitCode> {
                 return Ok(if success { ExitCode::SUCCESS } else { ExitCode::FAILURE });
             }
         };
-        match epoch(&client, &seat, &mut committed, steps, pause) {
+        match epoch(&client, &seat, &mut committed, plan) {
             Ended::Finished => {
                 println!(
                     "finished at step {} sum {} as rank {} of {}",
@@ -72,7 +82,7 @@ fn work(steps: u64, pause: Duration) -> Result<ExitCode> {
     }
 }
 
-fn epoch(client: &Client, seat: &Seat, committed: &mut State, steps: u64, pause: Duration) -> Ended {
+fn epoch(client: &Client, seat: &Seat, committed: &mut State, plan: &Plan) -> Ended {
     let engine = match client.fabric(seat, settings()).and_then(|fabric| Engine::start(fabric, Options::from_env()?)) {
         Ok(engine) => engine,
         Err(error) => return Ended::Failed(error),
@@ -88,31 +98,28 @@ fn epoch(client: &Client, seat: &Seat, committed: &mut State, steps: u64, pause:
         seat.local_size,
         committed.step
     );
-    let ended = train(client, seat, &engine, committed, steps, pause);
+    let ended = train(client, seat, &engine, committed, plan);
     engine.shutdown();
     ended.unwrap_or_else(Ended::Failed)
 }
 
-fn train(
-    client: &Client,
-    seat: &Seat,
-    engine: &Engine,
-    committed: &mut State,
-    steps: u64,
-    pause: Duration,
-) -> Result<Ended> {
+fn train(client: &Client, seat: &Seat, engine: &Engine, committed: &mut State, plan: &Plan) -> Result<Ended> {
     // The state of rank 0 is the furthest: everybody takes it.
     let mine = if seat.rank == 0 { [committed.step, committed.sum] } else { [0, 0] };
     let [step, sum] = reduce(engine, "state", ReduceOp::Sum, mine)?;
     *committed = State { step, sum };
-    while committed.step < steps {
+    while committed.step < plan.steps {
+        if plan.hang_at == Some(committed.step) {
+            println!("hangs at step {}", committed.step);
+            std::thread::sleep(Duration::MAX);
+        }
         let size = engine.size() as u64;
         let pending = u64::from(client.changes().number > seat.changes);
         let [count, numbers] = reduce(engine, "step", ReduceOp::Sum, [1, committed.step])?;
         if count != size || numbers != size * committed.step {
             return Err(Error::Usage(format!("step {}: {count} ranks of {size}, {numbers}", committed.step)));
         }
-        std::thread::sleep(pause);
+        std::thread::sleep(plan.pause);
         *committed = State { step: committed.step + 1, sum: committed.sum + committed.step };
         if committed.step.is_multiple_of(10) {
             println!("step {} rank {} of {} epoch {}", committed.step, seat.rank, size, seat.epoch);

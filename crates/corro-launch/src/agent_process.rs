@@ -11,38 +11,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use corro_core::{Error, Result, codec};
-use corro_membership::message::ToDriver;
-use corro_transport::messages::MessageEvent;
 
 use crate::agent::message::{Inbox, MAX_REPORT, Order, Report};
-use crate::hosts::Host;
+use crate::event::Event;
 use crate::output::Output;
+use crate::process_tree;
 
 /// How much of an agent's (or ssh's) standard error is kept for error texts.
 const LAST_WORDS_BYTES: usize = 8 * 1024;
-
-/// What the launcher hears.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// From the agent of this host.
-    Report(usize, Report),
-    /// Something came from this host that needs no answer.
-    Alive(usize),
-    /// The agent of this host says no more, for this reason if it gave one.
-    Silent(usize, Option<String>),
-    /// Nobody reads what we write.
-    OutputClosed,
-    /// The job is to end, by this signal.
-    Interrupt(i32),
-    /// In an elastic job: from a worker.
-    Membership(MessageEvent<ToDriver>),
-    /// In an elastic job: these hosts are there now, and whether each is this one.
-    Hosts(Vec<(Host, bool)>),
-    /// In an elastic job: the hosts could not be found out at all.
-    NoHosts(String),
-    /// Something the user should know.
-    Complaint(String),
-}
 
 /// Output, shared by the threads that read from agents.
 pub(crate) type SharedOutput = Arc<Mutex<Output>>;
@@ -135,11 +111,14 @@ impl AgentProcess {
     }
 
     /// Lets go: the agent, should it still be there, ends everything it has started. One that does not go within `limit`
-    /// is killed, and its ranks with it.
+    /// is killed, and all that descends from it.
     pub(crate) fn release(&mut self, limit: Duration) {
         self.orders = None;
         if self.status(limit).is_none() {
-            let _ = self.child.kill();
+            // Not only itself: a remote shell has children of its own, and an agent that is stopped has ranks.
+            if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+                process_tree::kill_tree(pid);
+            }
             let _ = self.child.wait();
         }
         let until = Instant::now() + Duration::from_millis(200);

@@ -1,6 +1,6 @@
 //! Which hosts a job may use, as people write them: `-H a:2,b:4`, a hostfile, IPv6 in brackets, `user@host`.
 //!
-//! Pure: texts in, hosts out. Whether a host is this one, or can be reached, is `locality`'s and `remote`'s business.
+//! Pure: texts in, hosts out. Whether a host is this one, or can be reached, is [`crate::start`]'s business.
 
 use corro_core::{Error, Result};
 
@@ -19,6 +19,14 @@ impl Host {
     /// This machine, with as many slots as are wanted.
     pub fn local(slots: usize) -> Self {
         Self { user: None, name: "localhost".into(), slots }
+    }
+
+    /// Its name among all: with the account, if one was given.
+    pub fn full_name(&self) -> String {
+        match &self.user {
+            Some(user) => format!("{user}@{}", self.name),
+            None => self.name.clone(),
+        }
     }
 }
 

@@ -1,16 +1,21 @@
 //! Starting the processes of a job: `corro run`, `horovodrun`, `corro doctor`, and the same for Rust programs.
 //!
-//! A job is placed ([`placement`]) on hosts ([`hosts`]); each host gets one agent ([`agent`]), here or by ssh ([`remote`]),
-//! which starts the ranks there. The launcher ([`Job`]) serves the rendezvous, shows what ranks write ([`output`]), and ends
+//! A job is placed ([`placement`]) on hosts ([`hosts`]); each host gets one agent ([`agent`]), started there in one of several
+//! ways ([`start`]), which starts the ranks. The launcher serves the rendezvous, shows what ranks write ([`output`]), and ends
 //! everything when one fails. It knows nothing of what ranks do.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | `cli` | the command line, the config file |
 //! | [`hosts`], [`placement`], `variables` | who runs where and what it is told (pure) |
-//! | `job`, `lifecycle`, `agent_process` | a running job, its decisions (pure), its agents |
+//! | `job`, `failure` | what a job is, and why one failed |
+//! | `culprit` | whose end made a job fail (pure) |
+//! | [`start`] | the ways to start an agent on a host |
+//! | `launcher`, `agent_process`, `event` | what all launchers share: the store, the output, the agents |
+//! | `fixed`, `lifecycle` | jobs of fixed size, and their decisions (pure) |
 //! | [`elastic`] | jobs whose processes come and go |
 //! | [`agent`] | what runs on each host |
+//! | `process_tree` | processes and all that descends from them |
 //! | [`output`] | what the user sees |
 //! | [`worker`] | values between the starter of a job and its ranks |
 //! | `local` | ranks for Rust programs that start themselves |
@@ -18,18 +23,25 @@
 pub mod agent;
 mod agent_process;
 pub mod cli;
+mod culprit;
 pub mod elastic;
+mod event;
+mod failure;
+mod fixed;
 pub mod hosts;
 mod job;
+mod launcher;
 mod lifecycle;
 mod local;
 pub mod output;
 pub mod placement;
-pub mod remote;
+mod process_tree;
+pub mod start;
 mod variables;
 pub mod worker;
 
 pub use agent::message::Ending;
-pub use job::{Control, Job, Outcome};
-pub use lifecycle::Failure;
+pub use event::Control;
+pub use failure::Failure;
+pub use job::{Job, Outcome};
 pub use local::run_local;

@@ -144,19 +144,114 @@ fn nobody_is_left_behind_however_it_ends() {
     }
 }
 
+/// The agent is the only child of the launcher.
+fn agent_of(running: &Running) -> i32 {
+    let children = format!("/proc/{0}/task/{0}/children", running.child.id());
+    std::fs::read_to_string(children).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+}
+
 #[test]
 fn a_killed_agent_is_noticed_and_takes_its_ranks_along() {
     let script = Script::new("echo ready; sleep 300");
     let mut running = Running::start(&mut run_command(&[vec!["-np", "2"], script.words()].concat()));
     running.wait_for("ready");
-    // The agent is the only child of the launcher.
-    let children = format!("/proc/{0}/task/{0}/children", running.child.id());
-    let agent: i32 = std::fs::read_to_string(children).unwrap().split_whitespace().next().unwrap().parse().unwrap();
-    support::kill(agent, "KILL");
+    support::kill(agent_of(&running), "KILL");
     let ran = running.end();
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.err.contains("lost host localhost with rank 0, 1"), "{ran:?}");
     script.assert_gone(Duration::from_secs(5));
+}
+
+#[test]
+fn a_stopped_agent_holds_up_no_job() {
+    // Ranks that go on and ranks that end meanwhile, with helpers that have left their group.
+    for rest in ["sleep 300", "read line <$FIFO"] {
+        let folder = Folder::new("stopped");
+        let fifo = folder.0.join("fifo");
+        assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let script = Script::new(&format!("setsid sleep 300 & echo ready; {rest}"));
+        let words = [vec!["-np", "2", "--host-timeout", "2"], script.words()].concat();
+        let mut command = run_command(&words);
+        let mut running = Running::start(command.env("TEST_MARK", &script.mark).env("FIFO", &fifo));
+        running.wait_for("ready");
+        support::kill(agent_of(&running), "STOP");
+        // Whoever reads from it reads its end, and ends.
+        let opened = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+        drop(opened);
+        let ran = running.end();
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        let want = "lost host localhost with rank 0, 1: nothing was heard from it for 2s (--host-timeout): its agent is stopped";
+        assert!(ran.err.contains(want), "{ran:?}");
+        script.assert_gone(Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn an_agent_that_somebody_ends_is_named_and_no_rank_is_blamed() {
+    let script = Script::new("echo ready; sleep 300");
+    let mut running = Running::start(&mut run_command(&[vec!["-np", "2"], script.words()].concat()));
+    running.wait_for("ready");
+    support::kill(agent_of(&running), "TERM");
+    let ran = running.end();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let want = "lost host localhost with rank 0, 1: its agent was ended by signal 15 (SIGTERM)";
+    assert!(ran.err.lines().last().unwrap().contains(want), "{ran:?}");
+    script.assert_gone(Duration::from_secs(5));
+}
+
+#[test]
+fn a_full_disk_costs_the_output_and_not_the_job() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let script = Script::new("for i in 1 2 3; do echo line $i; sleep 0.1; done; echo oh >&2");
+    let child = run_command(&[vec!["-np", "2"], script.words()].concat())
+        .stdout(full())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let err = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{err}");
+    assert_eq!(err.matches("No space left on device").count(), 1, "one warning, not one for each line: {err}");
+    assert_eq!(err.matches("]<stderr>:oh").count(), 2, "{err}");
+    // Nobody can be told of this one.
+    let status =
+        run_command(&[vec!["-np", "2"], script.words()].concat()).stdout(full()).stderr(full()).status().unwrap();
+    assert_eq!(status.code(), Some(0));
+}
+
+/// A program in place of ssh, named so that error texts show it.
+fn remote_shell(folder: &Folder, text: &str) -> String {
+    let program = folder.0.join("my-shell");
+    std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).unwrap();
+    program.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_remote_shell_that_hangs_ends_with_the_job_and_so_do_its_children() {
+    let folder = Folder::new("hanging-shell");
+    let shell = remote_shell(&folder, "sleep 300 & setsid sleep 300 & wait");
+    let script = Script::new("true");
+    let words = ["-np", "1", "-H", "elsewhere.invalid:1", "--remote-shell", &shell, "--start-timeout", "1"];
+    let mut command = run_command(&[words.to_vec(), script.words()].concat());
+    let ran = Running::start(command.env("TEST_MARK", &script.mark)).end();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for part in ["via my-shell", "Timed out waiting for its agent to answer", "--unbuffered"] {
+        assert!(ran.err.contains(part), "{part:?} in {ran:?}");
+    }
+    assert!(!ran.err.contains("ssh"), "{ran:?}");
+    script.assert_gone(Duration::from_secs(5));
+}
+
+#[test]
+fn errors_of_another_remote_shell_do_not_speak_of_ssh() {
+    let folder = Folder::new("failing-shell");
+    let shell = remote_shell(&folder, "echo 'srun: error: Permission denied' >&2; exit 1");
+    let ran = run(&["-np", "1", "-H", "elsewhere.invalid:1", "--remote-shell", &shell, "true"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("could not connect to some hosts via my-shell"), "{ran:?}");
+    assert!(ran.err.contains("srun: error: Permission denied") && !ran.err.contains("ssh"), "{ran:?}");
 }
 
 #[test]

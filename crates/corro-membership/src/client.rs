@@ -136,11 +136,7 @@ impl Client {
             supply: false,
             patience,
             silence: config::ELASTIC_SILENCE.seconds(Duration::from_secs(10))?,
-            return_time: if settings.timeout.is_zero() {
-                Duration::ZERO
-            } else {
-                settings.timeout + Duration::from_secs(60)
-            },
+            return_time: Rules::return_time(config::TIMEOUT.value().map(|_| settings.timeout)),
             gather: Duration::from_secs(3),
             // Above those of whoever held the driver before us.
             first_epoch: std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |t| t.as_secs()),

@@ -2,13 +2,15 @@
 //!
 //! Pure. What happens to a host whose workers fail is one rule:
 //!
-//! * A worker that ended by itself with an error, or before it ever had a seat, is a *strike* against its host. A worker that
-//!   was killed by a signal after it had a seat is none: that is what preemption, an operator or the system's memory look like.
+//! * A worker that ended by itself with an error is a *strike* against its host. One that was killed is none: that is what
+//!   preemption, an operator or the system's memory look like. And as long as the job works without it, neither is one that
+//!   never had a seat (a spare, or one that was to take a lost one's place).
 //! * Three strikes within five minutes, or a host that can't be reached: the host is blacklisted. No new worker is started there.
 //!   What runs there may stay: one bad accelerator must not cost the other seven, and a job on one host must not die of it.
 //! * With a cooldown it comes back after a time that doubles with each blacklisting; without one, never.
 //!
-//! Until the third strike a lost worker is started again at once, or after a pause if it had not even joined.
+//! Until the third strike a lost worker is started again at once, or after a pause if it had not even joined. The pause doubles
+//! with each one that did not, up to a minute.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,8 +21,9 @@ use crate::machine::Time;
 const STRIKES: usize = 3;
 /// ... within this time blacklist a host.
 const STRIKE_TIME: Duration = Duration::from_secs(300);
-/// The first pause after a worker that failed before it had joined; it doubles.
+/// The first pause after a worker that failed before it had joined; it doubles, so often at most.
 const PAUSE: Duration = Duration::from_secs(1);
+const DOUBLINGS: usize = 6;
 
 /// A host and how many workers it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +48,8 @@ struct Record {
     /// Its place in the last list; `None` if it was not in there.
     place: Option<usize>,
     strikes: Vec<Time>,
+    /// When workers failed before they had joined.
+    failed_to_join: Vec<Time>,
     /// No worker is started before this.
     pause_until: Time,
     blacklisting: Blacklisting,
@@ -79,6 +84,7 @@ impl Fleet {
                 slots: 0,
                 place: None,
                 strikes: Vec::new(),
+                failed_to_join: Vec::new(),
                 pause_until: Duration::ZERO,
                 blacklisting: Blacklisting::No,
                 times: 0,
@@ -109,15 +115,21 @@ impl Fleet {
         self.hosts.values().any(|h| h.place.is_some() && matches!(h.blacklisting, Blacklisting::Until(_)))
     }
 
-    /// A worker failed on `host`. Says so if the host is blacklisted for it.
-    pub(crate) fn strike(&mut self, host: &str, had_joined: bool, now: Time) -> Option<String> {
+    /// A worker ended on `host` before it had joined: the next one is not started at once.
+    pub(crate) fn failed_to_join(&mut self, host: &str, now: Time) {
+        let Some(record) = self.hosts.get_mut(host) else { return };
+        record.failed_to_join.retain(|at| now.saturating_sub(*at) < STRIKE_TIME);
+        record.failed_to_join.push(now);
+        let doublings = (record.failed_to_join.len() - 1).min(DOUBLINGS);
+        record.pause_until = record.pause_until.max(now + PAUSE * (1 << doublings));
+    }
+
+    /// A worker failed on `host`, which counts against it. Says so if the host is blacklisted for it.
+    pub(crate) fn strike(&mut self, host: &str, now: Time) -> Option<String> {
         let record = self.hosts.get_mut(host)?;
         record.strikes.retain(|at| now.saturating_sub(*at) < STRIKE_TIME);
         record.strikes.push(now);
         let count = record.strikes.len();
-        if !had_joined {
-            record.pause_until = record.pause_until.max(now + PAUSE * (1 << (count - 1).min(4)));
-        }
         if count < STRIKES || record.blacklisting != Blacklisting::No {
             return None;
         }
@@ -225,9 +237,9 @@ mod tests {
     #[test]
     fn three_strikes_and_a_cooldown_that_doubles() {
         let mut fleet = fleet(&[("a", 2)], Some((10 * S, 100 * S)));
-        assert_eq!(fleet.strike("a", true, S), None);
-        assert_eq!(fleet.strike("a", true, 2 * S), None);
-        let text = fleet.strike("a", true, 3 * S).unwrap();
+        assert_eq!(fleet.strike("a", S), None);
+        assert_eq!(fleet.strike("a", 2 * S), None);
+        let text = fleet.strike("a", 3 * S).unwrap();
         assert!(text.starts_with("host a is blacklisted for 2"), "{text}");
         assert_eq!(fleet.usable_slots(), 0);
         assert!(fleet.some_cool_down());
@@ -243,13 +255,24 @@ mod tests {
     }
 
     #[test]
-    fn strikes_are_forgotten_and_early_ones_cost_a_pause() {
+    fn strikes_are_forgotten() {
         let mut fleet = fleet(&[("a", 1)], None);
-        fleet.strike("a", false, S);
-        assert!(fleet.starts(&BTreeMap::new(), 1, 0, S).is_empty());
-        assert_eq!(fleet.starts(&BTreeMap::new(), 1, 0, 2 * S), ["a"]);
-        fleet.strike("a", false, 2 * S);
-        assert_eq!(fleet.strike("a", false, 400 * S), None);
+        fleet.strike("a", S);
+        fleet.strike("a", 2 * S);
+        assert_eq!(fleet.strike("a", 400 * S), None);
+        assert_eq!(fleet.usable_slots(), 1);
+    }
+
+    #[test]
+    fn workers_that_do_not_join_cost_a_pause_that_doubles_and_nothing_else() {
+        let mut fleet = fleet(&[("a", 1)], None);
+        let mut now = S;
+        for pause in [1, 2, 4, 8, 16, 32, 64, 64] {
+            fleet.failed_to_join("a", now);
+            assert!(fleet.starts(&BTreeMap::new(), 1, 0, now + pause * S - S / 2).is_empty(), "{pause}");
+            now += pause * S;
+            assert_eq!(fleet.starts(&BTreeMap::new(), 1, 0, now), ["a"], "{pause}");
+        }
         assert_eq!(fleet.usable_slots(), 1);
     }
 

@@ -57,8 +57,10 @@ pub struct Rules {
     pub silence: Duration,
     /// How long members of an ended epoch may take to come back; zero: for ever.
     pub return_time: Duration,
-    /// The same for one whom the others blame, and how long a lost connection may take to be made again.
+    /// The same for one whom the others blame.
     pub suspect_time: Duration,
+    /// How long a lost connection may take to be made again.
+    pub reconnect_time: Duration,
     /// How long those who have come wait for others that are on their way, before the first epoch and before each growth.
     pub gather: Duration,
     /// How many epochs may follow the first.
@@ -69,6 +71,19 @@ pub struct Rules {
     pub first_epoch: u64,
     /// For what is left to chance.
     pub seed: u64,
+}
+
+impl Rules {
+    /// How long members of an ended epoch may take to come back, from the timeout of the user's choice. They are told at once
+    /// that it is over; who computes hears of it when he wants to talk to the others again.
+    pub fn return_time(timeout: Option<Duration>) -> Duration {
+        match timeout {
+            Some(Duration::ZERO) => Duration::ZERO,
+            // Those who wait for one that hangs have given up when it is over, and need a moment to come back.
+            Some(timeout) => timeout + Duration::from_secs(3),
+            None => Self::default().return_time,
+        }
+    }
 }
 
 impl Default for Rules {
@@ -83,7 +98,9 @@ impl Default for Rules {
             patience: Duration::from_secs(600),
             silence: Duration::from_secs(10),
             return_time: Duration::from_secs(120),
-            suspect_time: Duration::from_secs(5),
+            // Those who blame it have waited for CORRO_TIMEOUT already.
+            suspect_time: Duration::from_secs(3),
+            reconnect_time: Duration::from_secs(5),
             gather: Duration::from_secs(5),
             reset_limit: None,
             cooldown: None,
@@ -98,8 +115,9 @@ impl Default for Rules {
 pub struct Exit {
     /// What a shell would call it.
     pub code: i32,
-    /// Whether a signal ended it.
-    pub by_signal: bool,
+    /// Whether somebody, or the system, killed it: that is what preemption, an operator or lack of memory look like. What a
+    /// program does to itself (SIGSEGV, SIGABRT) is not this.
+    pub killed: bool,
     /// In words that read after "rank 2 on node7 ": "was killed by signal 9".
     pub words: String,
 }
@@ -131,7 +149,7 @@ pub enum Decision {
         /// Where.
         host: String,
     },
-    /// End a worker's process, at once and whatever it does.
+    /// End a worker's process, whatever it does.
     Kill {
         /// Which.
         worker: WorkerId,
@@ -164,8 +182,6 @@ pub struct Verdict {
     pub success: bool,
     /// Why it is over.
     pub why: String,
-    /// The worker whose failure ended it, if one's did, and how that worker ended.
-    pub failed: Option<(WorkerId, Exit)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,7 +320,7 @@ impl Machine {
     /// Ends the job, for a reason of the driver's own.
     pub fn stop(&mut self, why: &str) -> Vec<Decision> {
         if !self.ended {
-            self.end(false, why.to_owned(), None);
+            self.end(false, why.to_owned());
         }
         std::mem::take(&mut self.out)
     }
@@ -399,20 +415,19 @@ impl Machine {
         }
         let working = self.workers.values().any(|w| w.was.is_some() && w.state != WorkerState::Leaving);
         if !working && (self.workers.is_empty() || !self.rules.supply) {
-            let failed = self.failed.take().filter(|_| self.rules.supply);
-            let (success, why) = match &failed {
+            let (success, why) = match self.failed.take().filter(|_| self.rules.supply) {
                 None => (true, "the job has been finished".to_owned()),
                 Some((id, exit)) => (false, format!("worker {id} {} while others had finished", exit.words)),
             };
-            self.end(success, why, failed);
+            self.end(success, why);
         }
     }
 
-    fn end(&mut self, success: bool, why: String, failed: Option<(WorkerId, Exit)>) {
+    fn end(&mut self, success: bool, why: String) {
         self.ended = true;
         let message = ToWorker::Ended { success, why: why.clone() };
         self.out.extend(self.links.keys().map(|link| Decision::Tell(*link, message.clone())));
-        self.out.push(Decision::Finished(Verdict { success, why, failed }));
+        self.out.push(Decision::Finished(Verdict { success, why }));
     }
 
     fn after_the_end(&self, input: &Input) -> Vec<Decision> {

@@ -91,7 +91,11 @@ fn describe(failure: &Failure, last_lines: &[String]) -> String {
         Failure::Elastic { why, .. } => why.clone(),
         Failure::Interrupted { signal } => format!("the job was ended by signal {signal}"),
     };
-    std::iter::once(what).chain(last_lines.iter().cloned()).collect::<Vec<_>>().join("\n    ")
+    let ours = std::iter::once(what).chain(last_lines.iter().cloned()).collect::<Vec<_>>().join("\n    ");
+    match failure.in_horovods_words() {
+        Some(theirs) => format!("{ours}\n{theirs}"),
+        None => ours,
+    }
 }
 
 /// In a rank: what the starter of the job has sent.

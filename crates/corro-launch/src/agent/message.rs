@@ -39,10 +39,12 @@ pub enum Order {
         /// The variables that are its alone.
         own: Vec<(String, String)>,
     },
-    /// In an elastic job: kill one process and its group, at once.
+    /// In an elastic job: end one process and its group. It is asked to, and killed if it does not.
     Kill {
         /// Its number.
         rank: Rank,
+        /// Milliseconds until SIGKILL.
+        grace_ms: u64,
     },
 }
 
@@ -57,7 +59,9 @@ pub struct Start {
     pub environment: Vec<(ByteBuf, ByteBuf)>,
     /// The ranks of this host, and the variables that are theirs alone.
     pub ranks: Vec<(Rank, Vec<(String, String)>)>,
-    /// On another host: its own `HOME` and the like are kept, and so much silence (in ms) means that the launcher is lost.
+    /// This is not the launcher's host: its own `HOME` and the like are kept.
+    pub another_host: bool,
+    /// So much silence (in ms) means that the launcher is lost; `None`: it never does.
     pub silence_ms: Option<u64>,
     /// In an elastic job, whose processes come and go: how long (in ms) they go on when the launcher is gone.
     pub orphan_ms: Option<u64>,
@@ -107,6 +111,11 @@ pub enum Report {
     },
     /// The host is alive.
     Beat,
+    /// Somebody other than the launcher has sent this signal to the agent, which ends its ranks for that.
+    Ending {
+        /// The signal's number.
+        signal: i32,
+    },
     /// Nothing is left of the job on this host.
     Done,
 }
@@ -132,6 +141,13 @@ impl Ending {
             Self::Code(code) => code,
             Self::Signal(number) => 128 + number,
         }
+    }
+
+    /// Whether it was killed by somebody, or by the system, rather than for a fault of its own.
+    pub fn is_from_outside(self) -> bool {
+        let own_faults =
+            [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS];
+        matches!(self, Self::Signal(number) if !own_faults.contains(&number))
     }
 }
 
@@ -223,6 +239,8 @@ mod tests {
     fn endings_read_as_a_shell_would_say() {
         assert_eq!((Ending::Code(3).code(), Ending::Signal(9).code()), (3, 137));
         assert_eq!(Ending::Signal(11).to_string(), "signal 11 (SIGSEGV)");
+        assert!(Ending::Signal(9).is_from_outside() && Ending::Signal(15).is_from_outside());
+        assert!(!Ending::Signal(11).is_from_outside() && !Ending::Code(1).is_from_outside());
     }
 
     proptest! {

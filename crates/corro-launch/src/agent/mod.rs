@@ -7,7 +7,6 @@
 //! network is gone). The processes of an elastic job come and go one by one, and may go on for a while without a launcher.
 //! One thread, which never blocks.
 
-mod descendants;
 mod environment;
 pub mod message;
 mod process;
@@ -27,6 +26,8 @@ use serde_bytes::ByteBuf;
 pub(crate) use environment::passed_on;
 use message::{Ending, Inbox, MAX_ORDER, Order, Report, Start};
 use process::Process;
+
+use crate::process_tree;
 
 /// How often a host says that it is alive.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
@@ -155,7 +156,7 @@ impl<'a> Agent<'a> {
         }
         drop(fds);
         // Everything below looks for itself whether there is something to do, so no event can be missed.
-        self.read_signals();
+        self.read_signals()?;
         if talks {
             self.read_orders();
         }
@@ -170,7 +171,13 @@ impl<'a> Agent<'a> {
         let now = Instant::now();
         let mut until = now + Duration::from_secs(60);
         if let Some(silence) = self.silence {
-            until = until.min(self.heard + silence).min(self.last_beat + BEAT);
+            until = until.min(self.heard + silence);
+        }
+        if self.connected {
+            until = until.min(self.last_beat + BEAT);
+        }
+        for kill_at in self.ranks.iter().filter(|r| r.ending.is_none()).filter_map(|r| r.kill_at) {
+            until = until.min(kill_at);
         }
         if let Some(orphaned) = self.orphaned_until {
             until = until.min(orphaned);
@@ -186,12 +193,18 @@ impl<'a> Agent<'a> {
         until.saturating_duration_since(now)
     }
 
-    fn read_signals(&mut self) {
+    fn read_signals(&mut self) -> Result<()> {
         while let Ok(Some(info)) = self.signals.read_signal() {
-            if info.ssi_signo != Number::SIGCHLD as u32 {
-                self.end(Signal::TERM, GRACE);
+            if info.ssi_signo == Number::SIGCHLD as u32 {
+                continue;
             }
+            if self.shutdown.is_none() {
+                // The launcher ends us by other means: this was somebody else, and no rank is to blame for what follows.
+                self.tell(&Report::Ending { signal: info.ssi_signo as i32 })?;
+            }
+            self.end(Signal::TERM, GRACE);
         }
+        Ok(())
     }
 
     fn read_orders(&mut self) {
@@ -233,10 +246,10 @@ impl<'a> Agent<'a> {
                 Order::Start(start) if !self.started => self.start(start)?,
                 Order::Start(_) => return Err(Error::Malformed("a second order to start".into())),
                 Order::Launch { rank, own } => self.launch(rank, &own)?,
-                Order::Kill { rank } => self.kill(rank),
+                Order::Kill { rank, grace_ms } => self.kill(rank, milliseconds(grace_ms)),
                 Order::End { signal, grace_ms } => {
                     let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
-                    self.end(signal, Duration::from_millis(grace_ms.min(3_600_000)));
+                    self.end(signal, milliseconds(grace_ms));
                 }
             }
         }
@@ -249,7 +262,7 @@ impl<'a> Agent<'a> {
         let text = |bytes: &ByteBuf| OsStr::from_bytes(bytes).to_owned();
         let mut environment: Vec<(OsString, OsString)> =
             order.environment.iter().map(|(name, value)| (text(name), text(value))).collect();
-        if order.silence_ms.is_some() {
+        if order.another_host {
             environment = environment::on_another_host(std::env::vars_os(), environment);
         }
         for (rank, own) in &order.ranks {
@@ -293,10 +306,12 @@ impl<'a> Agent<'a> {
         self.tell(&report)
     }
 
-    fn kill(&mut self, rank: Rank) {
-        for process in self.ranks.iter().filter(|p| p.rank == rank && p.ending.is_none()) {
-            // Also one that is stopped: this signal can't be held back.
-            let _ = rustix::process::kill_process_group(process.pid, Signal::KILL);
+    /// Asks one process to end, and kills it later if it has not.
+    fn kill(&mut self, rank: Rank, grace: Duration) {
+        let kill_at = Instant::now() + grace;
+        for process in self.ranks.iter_mut().filter(|p| p.rank == rank && p.ending.is_none()) {
+            process.kill_at = Some(process.kill_at.map_or(kill_at, |at| at.min(kill_at)));
+            let _ = rustix::process::kill_process_group(process.pid, Signal::TERM);
         }
     }
 
@@ -363,24 +378,29 @@ impl<'a> Agent<'a> {
         if self.shutdown.as_ref().is_some_and(|e| e.killed) {
             return;
         }
-        descendants::signal_all(&self.living(), signal);
+        process_tree::signal_descendants(&self.living(), signal);
         let kill_at = self.shutdown.as_ref().map_or(now + grace, |e| e.kill_at.min(now + grace));
         self.shutdown = Some(Shutdown { kill_at, killed: false, give_up: kill_at + LAST_WORDS });
     }
 
     fn watch_the_clock(&mut self) -> Result<()> {
         let now = Instant::now();
-        if let Some(silence) = self.silence {
-            if self.connected && now >= self.heard + silence {
-                eprintln!("corro agent: the launcher has been silent for {silence:?}, so its ranks here are ended");
-                self.disconnect();
+        if let Some(silence) = self.silence
+            && self.connected
+            && now >= self.heard + silence
+        {
+            eprintln!("corro agent: the launcher has been silent for {silence:?}, so its ranks here are ended");
+            self.disconnect();
+        }
+        if now >= self.last_beat + BEAT {
+            self.last_beat = now;
+            if self.outbox.is_empty() {
+                self.tell(&Report::Beat)?;
             }
-            if now >= self.last_beat + BEAT {
-                self.last_beat = now;
-                if self.outbox.is_empty() {
-                    self.tell(&Report::Beat)?;
-                }
-            }
+        }
+        for process in self.ranks.iter().filter(|p| p.ending.is_none() && p.kill_at.is_some_and(|at| now >= at)) {
+            // Also one that is stopped: this signal can't be held back. Again and again until its end is seen.
+            let _ = rustix::process::kill_process_group(process.pid, Signal::KILL);
         }
         if self.orphaned_until.is_some_and(|until| now >= until) && self.shutdown.is_none() {
             self.end(Signal::TERM, GRACE);
@@ -401,7 +421,7 @@ impl<'a> Agent<'a> {
         {
             shutdown.killed = true;
             // Again and again, since a process may have started another one in between.
-            descendants::signal_all(&living, Signal::KILL);
+            process_tree::signal_descendants(&living, Signal::KILL);
         }
         Ok(())
     }
@@ -440,6 +460,11 @@ impl<'a> Agent<'a> {
         }
         Ok(true)
     }
+}
+
+/// A time that the launcher has sent; no longer than an hour.
+fn milliseconds(length: u64) -> Duration {
+    Duration::from_millis(length.min(3_600_000))
 }
 
 /// Whether there are children, without taking a status that [`Agent::reap`] should see.

@@ -7,12 +7,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStderr, ChildStdout, Command, Stdio};
+use std::time::Instant;
 
 use corro_core::Rank;
 use nix::sys::signal::{SigHandler, SigSet, Signal as Number};
-use rustix::process::{Pid, Signal};
+use rustix::process::Pid;
 
 use super::message::{Ending, MAX_OUTPUT, Start};
+use crate::process_tree::kill_with_parent;
 
 /// A rank that was started.
 pub(super) struct Process {
@@ -20,6 +22,8 @@ pub(super) struct Process {
     pub(super) pid: Pid,
     pub(super) pipes: [Pipe; 2],
     pub(super) ending: Option<Ending>,
+    /// When it is killed, should it not have ended by then.
+    pub(super) kill_at: Option<Instant>,
     /// Whether its end was told.
     pub(super) told: bool,
 }
@@ -115,7 +119,7 @@ pub(super) fn start(
         rustix::io::ioctl_fionbio(fd, true).map_err(|e| failed(126, format!("setting up its pipes: {e}")))?;
     }
     let pid = Pid::from_raw(child.id() as i32).ok_or_else(|| failed(126, "it has no process id".into()))?;
-    Ok(Process { rank, pid, pipes, ending: None, told: false })
+    Ok(Process { rank, pid, pipes, ending: None, kill_at: None, told: false })
 }
 
 /// Should the agent be killed, the rank is killed with it. And signals reach the rank: it would inherit that the agent has
@@ -123,13 +127,8 @@ pub(super) fn start(
 /// end.
 #[expect(unsafe_code, reason = "only the child itself can ask for these")]
 fn prepare(command: &mut Command) {
-    let agent = rustix::process::getpid();
-    let ask = move || {
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The agent may have died before the line above.
-        if rustix::process::getppid() != Some(agent) {
-            return Err(ErrorKind::BrokenPipe.into());
-        }
+    kill_with_parent(command);
+    let hear_signals = || {
         for heard in [Number::SIGINT, Number::SIGTERM] {
             // SAFETY: the default needs no handler.
             unsafe { nix::sys::signal::signal(heard, SigHandler::SigDfl) }.map_err(std::io::Error::from)?;
@@ -137,5 +136,5 @@ fn prepare(command: &mut Command) {
         SigSet::empty().thread_set_mask().map_err(std::io::Error::from)
     };
     // SAFETY: between fork and exec the closure only makes system calls; it allocates nothing and takes no lock.
-    unsafe { command.pre_exec(ask) };
+    unsafe { command.pre_exec(hear_signals) };
 }

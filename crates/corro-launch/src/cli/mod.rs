@@ -31,7 +31,7 @@ use exit::{USAGE_ERROR, complain};
 pub use program::program;
 pub use request::Plan;
 
-use crate::lifecycle::Failure;
+use crate::failure::Failure;
 use crate::output::{Output, Style};
 
 /// The program: takes its words, the first of which is its own name, and gives its exit code. `agent` is the command that
@@ -186,7 +186,7 @@ mod signals {
     use corro_core::{Error, Result};
     use nix::sys::signal::{SigSet, Signal};
 
-    use crate::job::Control;
+    use crate::event::Control;
 
     /// Keeps signals for [`pass_on`]. Before any thread is started, since threads inherit this.
     pub(super) fn block() -> Result<SigSet> {

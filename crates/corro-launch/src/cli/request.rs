@@ -11,11 +11,12 @@ use corro_membership::Rules;
 use super::config_file::{self, ConfigFile};
 use super::{flags, knobs, script};
 use crate::elastic::{ElasticJob, Hosts};
+use crate::event::Control;
 use crate::hosts::{self, Host};
-use crate::job::{Control, Job, Outcome};
+use crate::job::{Job, Outcome};
 use crate::output::{Output, Ranks};
 use crate::placement;
-use crate::remote::{HostKeys, Remote};
+use crate::start::{HostKeys, Remote};
 
 /// A run, as asked for.
 pub(super) struct Request {
@@ -298,8 +299,7 @@ fn elastic_rules(matches: &ArgMatches) -> Result<Option<Rules>> {
         hosts_change: script,
         patience,
         silence: config::ELASTIC_SILENCE.seconds(defaults.silence)?,
-        // Ranks that wait for one that is lost notice it by themselves within the timeout; only then are they late.
-        return_time: if timeout.is_zero() { Duration::ZERO } else { timeout + Duration::from_secs(60) },
+        return_time: Rules::return_time(config::TIMEOUT.value().map(|_| timeout)),
         reset_limit,
         cooldown,
         seed: u64::from(std::process::id()),

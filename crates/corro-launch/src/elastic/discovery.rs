@@ -7,45 +7,55 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use corro_core::{Error, Result};
 
-use super::Hosts;
-use crate::agent_process::Event;
+use super::job::Hosts;
+use crate::event::Event;
 use crate::hosts::{self, Host};
-use crate::remote;
+use crate::{process_tree, start};
 
 /// How long a script may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often it is looked whether it has ended.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Asks until dropped.
+/// How long the asking thread may take to end a script that runs, and itself.
+const STOP_TIME: Duration = Duration::from_secs(2);
+
+/// Asks until dropped. Nothing that it has started is left then.
 pub(super) struct Discovery {
     stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
 }
 
 impl Discovery {
     pub(super) fn start(hosts: Hosts, events: Sender<Event>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seeker = Seeker { events, stop: Arc::clone(&stop), local: BTreeMap::new() };
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("corro-discovery".into())
             .spawn(move || seeker.run(hosts))
             .map_err(|e| Error::io("starting a thread", e))?;
-        Ok(Self { stop })
+        Ok(Self { stop, thread })
     }
 }
 
 impl Drop for Discovery {
     fn drop(&mut self) {
-        // It ends by itself, and its script with it; nobody waits for that.
         self.stop.store(true, Ordering::Release);
+        // Waited for, so that a script that runs is killed before this process ends. But a name server that does not answer
+        // may hold the thread up, and must not hold up the end of the job.
+        let until = Instant::now() + STOP_TIME;
+        while !self.thread.is_finished() && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
     }
 }
 
@@ -96,7 +106,7 @@ impl Seeker {
     fn tell(&mut self, list: Vec<Host>) {
         let is_local = |local: &mut BTreeMap<String, bool>, host: &Host| {
             // A host with a user is reached by ssh in any case, and has a name of its own here.
-            *local.entry(super::driver::key(host)).or_insert_with(|| remote::is_local(host).unwrap_or(false))
+            *local.entry(host.full_name()).or_insert_with(|| start::is_local(host).unwrap_or(false))
         };
         let told = list.into_iter().map(|host| (is_local(&mut self.local, &host), host)).map(|(l, h)| (h, l)).collect();
         let _ = self.events.send(Event::Hosts(told));
@@ -105,15 +115,16 @@ impl Seeker {
     /// What the script prints. Its errors go where ours go.
     fn ask(&self, script: &Path) -> Result<String> {
         let failed = |e: std::io::Error| Error::io("running it", e);
-        let mut child = Command::new("/bin/sh")
+        let mut command = Command::new("/bin/sh");
+        command
             .arg("-c")
             .arg(script)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             // A group of its own, so that all of it can be ended, and Ctrl-C is ours alone.
-            .process_group(0)
-            .spawn()
-            .map_err(failed)?;
+            .process_group(0);
+        process_tree::kill_with_parent(&mut command);
+        let mut child = command.spawn().map_err(failed)?;
         let mut stdout = child.stdout.take().ok_or_else(|| Error::Bug("a script without a pipe".into()))?;
         let reader = std::thread::spawn(move || {
             let mut text = String::new();
@@ -127,7 +138,10 @@ impl Seeker {
                 break status;
             }
             if Instant::now() >= until || self.stop.load(Ordering::Acquire) {
-                end(&mut child);
+                if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
+                    process_tree::kill_tree(pid);
+                }
+                let _ = child.wait();
                 return Err(Error::io("running it", format!("it has not ended within {PATIENCE:?}, so it was killed")));
             }
             std::thread::sleep(LOOK);
@@ -150,14 +164,6 @@ impl Seeker {
         let text = reader.join().map_err(|_| Error::Bug("reading from a script panicked".into()))?;
         text.map_err(|e| Error::io("reading what it printed", e))
     }
-}
-
-fn end(child: &mut Child) {
-    if let Some(group) = rustix::process::Pid::from_raw(child.id() as i32) {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-    }
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 #[cfg(test)]
@@ -187,6 +193,29 @@ mod tests {
         );
         std::fs::write(&path, "localhost:3\n").unwrap();
         assert!(matches!(events.recv_timeout(SOON).unwrap(), Event::Hosts(h) if h == hosts(3)));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_script_that_runs_ends_with_the_asking_and_so_do_its_children() {
+        let path = std::env::temp_dir().join(format!("corro-discovery-children-{}", std::process::id()));
+        let (sender, _events) = channel();
+        let asking =
+            Discovery::start(script(&format!("sleep 300 & echo $! >{}; wait", path.display())), sender).unwrap();
+        let until = Instant::now() + SOON;
+        let child = loop {
+            if let Some(pid) = std::fs::read_to_string(&path).ok().and_then(|t| t.trim().parse::<i32>().ok()) {
+                break pid;
+            }
+            assert!(Instant::now() < until, "the script has not begun");
+            std::thread::sleep(LOOK);
+        };
+        drop(asking);
+        let lives = || std::fs::read_to_string(format!("/proc/{child}/stat")).is_ok_and(|s| !s.contains(") Z "));
+        while lives() {
+            assert!(Instant::now() < until, "the script's child {child} is left");
+            std::thread::sleep(LOOK);
+        }
         std::fs::remove_file(&path).unwrap();
     }
 

@@ -51,6 +51,7 @@ pub struct Output {
     labels: BTreeMap<Rank, String>,
     size: usize,
     files_failed: bool,
+    sinks_failed: bool,
 }
 
 #[derive(Default)]
@@ -73,7 +74,7 @@ impl Output {
         }
         let pages = [Page::default(), Page::default()];
         let (last, labels) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Self { style, sinks, pages, writers, last, labels, size, files_failed: false })
+        Ok(Self { style, sinks, pages, writers, last, labels, size, files_failed: false, sinks_failed: false })
     }
 
     /// Output of one more process, in an elastic job.
@@ -99,7 +100,7 @@ impl Output {
         }
     }
 
-    /// Shows what `rank` wrote.
+    /// Shows what `rank` wrote. Fails if nobody reads it; that it can't be written for another reason is told once.
     pub fn put(&mut self, rank: Rank, error: bool, bytes: &[u8]) -> std::io::Result<()> {
         let mut whole = Vec::new();
         if let Some(writer) = self.writers.get_mut(&(rank, error)) {
@@ -170,8 +171,17 @@ impl Output {
             return Ok(());
         }
         let sink = &mut self.sinks[usize::from(error)];
-        sink.write_all(&out)?;
-        sink.flush()
+        match sink.write_all(&out).and_then(|()| sink.flush()) {
+            Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+                // A full disk, for instance. The job is worth more than its log.
+                if !std::mem::replace(&mut self.sinks_failed, true) {
+                    let name = if error { "standard error" } else { "standard output" };
+                    self.say(&format!("corro: what ranks write to {name} is lost ({e}); the job goes on"));
+                }
+                Ok(())
+            }
+            written => written,
+        }
     }
 
     fn write_file(&mut self, writer: Writer, prefix: &str, whole: &[Vec<u8>]) {

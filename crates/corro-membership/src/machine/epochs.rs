@@ -72,12 +72,8 @@ impl Machine {
         if !first && self.rules.reset_limit.is_some_and(|limit| self.formed > limit) {
             let limit = self.rules.reset_limit.unwrap_or(0);
             let why = self.why_over();
-            let failed = self.failed.take();
-            return self.end(
-                false,
-                format!("number of resets during elastic job exceeded limit: {limit} (the last: {why})"),
-                failed,
-            );
+            return self
+                .end(false, format!("number of resets during elastic job exceeded limit: {limit} (the last: {why})"));
         }
         self.form(&chosen, now);
     }
@@ -224,8 +220,7 @@ impl Machine {
         let waited_enough = self.rules.supply || now.saturating_sub(ended_at) >= self.rules.patience;
         if self.epoch.is_some() && !with_state && waited_enough {
             let why = format!("every process that held the state of the training is gone ({})", self.why_over());
-            let failed = self.failed.take();
-            return self.end(false, why, failed);
+            return self.end(false, why);
         }
         let Some(since) = self.short_since else { return };
         let need = if self.epoch.is_none() { self.rules.start } else { self.rules.min };
@@ -256,12 +251,8 @@ impl Machine {
                 (true, false) => "; no list of hosts has come".to_owned(),
                 (true, true) => format!("; there are {slots} usable slots on the hosts in the list"),
             };
-            let failed = self.failed.take();
-            self.end(
-                false,
-                format!("{living} processes are left of the {need} it takes {minimum}: {when}{room}{last}"),
-                failed,
-            );
+            let why = format!("{living} processes are left of the {need} it takes {minimum}: {when}{room}{last}");
+            self.end(false, why);
         }
     }
 }

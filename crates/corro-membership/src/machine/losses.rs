@@ -39,8 +39,15 @@ impl Machine {
             self.failed = Some((id, exit.clone()));
         }
         self.out.push(Decision::Say(format!("{name} {}", exit.words)));
-        if (!had_seat || !exit.by_signal)
-            && let Some(text) = self.fleet.strike(&host, had_seat, now)
+        if !had_seat {
+            self.fleet.failed_to_join(&host, now);
+        }
+        // While an epoch runs, a worker without a seat (a spare, or one that was to take a lost one's place) says nothing about its
+        // host, where others work. But if the job waits for such workers, and they fail by themselves, it is to end soon.
+        let job_runs = self.epoch.as_ref().is_some_and(|epoch| epoch.over.is_none());
+        if !exit.killed
+            && (had_seat || !job_runs)
+            && let Some(text) = self.fleet.strike(&host, now)
         {
             self.out.push(Decision::Say(text));
         }
@@ -102,8 +109,8 @@ impl Machine {
                 (_, None) if worker.blamed.is_some_and(|b| !rules.supply || now.saturating_sub(b) >= HEARSAY_TIME) => {
                     given_up.push((*id, "has left the others and the driver without a word".to_owned()));
                 }
-                (_, None) if silent >= rules.suspect_time => {
-                    let limit = seconds(rules.suspect_time);
+                (_, None) if silent >= rules.reconnect_time => {
+                    let limit = seconds(rules.reconnect_time);
                     given_up.push((*id, format!("lost its connection and did not come back within {limit} s")));
                 }
                 (_, Some(_)) if silent >= rules.silence => {
@@ -163,5 +170,127 @@ impl Machine {
         let message = ToWorker::Over { epoch: epoch.number, culprit, why: why.clone() };
         epoch.over = Some(Over { since: now, why, culprit });
         self.tell_seated(&message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::HostSlots;
+    use crate::machine::{Input, Rules};
+    use crate::message::{Cause, Hello, PastSeat, ToDriver};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A job on one host; what it decided is kept.
+    struct Job {
+        machine: Machine,
+        now: Time,
+        decided: Vec<Decision>,
+    }
+
+    impl Job {
+        fn new(start: usize, min: usize) -> Self {
+            let rules = Rules { start, min, max: start, ..Rules::default() };
+            let mut job = Self { machine: Machine::new(rules, Time::ZERO), now: Time::ZERO, decided: Vec::new() };
+            job.hear(Input::Hosts(vec![HostSlots { name: "a".into(), slots: start }]));
+            for worker in 0..start as WorkerId {
+                job.hello(worker, None, None);
+            }
+            assert_eq!(job.epoch(), Some((1, (0..start as WorkerId).collect())));
+            job
+        }
+
+        fn hear(&mut self, input: Input) {
+            self.now += MS;
+            self.decided.extend(self.machine.handle(input, self.now));
+        }
+
+        fn hello(&mut self, worker: WorkerId, was: Option<PastSeat>, cause: Option<Cause>) {
+            let (host, release) = ("a".into(), env!("CARGO_PKG_VERSION").into());
+            let hello = Hello { worker, host, release, was, progress: 1, cause };
+            self.hear(Input::Said(worker, ToDriver::Hello(hello)));
+        }
+
+        /// Comes back from epoch 1, in which it was the rank of its own number.
+        fn comes_back(&mut self, worker: WorkerId, culprit: Option<Rank>) {
+            let was = Some(PastSeat { epoch: 1, rank: worker as Rank });
+            self.hello(worker, was, Some(Cause { culprit, text: "it waited in vain".into() }));
+        }
+
+        fn exited(&mut self, worker: WorkerId, code: i32, killed: bool) {
+            self.hear(Input::Exited(worker, Exit { code, killed, words: "ended".into() }));
+        }
+
+        /// Time passes, in steps of a driver that looks at its clock, while `workers` say that they live.
+        fn pass(&mut self, time: Duration, workers: &[WorkerId]) {
+            let until = self.now + time;
+            while self.now < until {
+                self.now += 100 * MS;
+                for worker in workers {
+                    self.hear(Input::Said(*worker, ToDriver::Beat));
+                }
+                self.hear(Input::Tick);
+            }
+        }
+
+        fn epoch(&self) -> Option<(u64, Vec<WorkerId>)> {
+            self.machine.members()
+        }
+
+        fn last_start(&self) -> Option<WorkerId> {
+            let start = |decision: &Decision| match decision {
+                Decision::Start { worker, .. } => Some(*worker),
+                _ => None,
+            };
+            self.decided.iter().rev().find_map(start)
+        }
+
+        fn said(&self, words: &str) -> bool {
+            self.decided.iter().any(|d| matches!(d, Decision::Say(text) if text.contains(words)))
+        }
+    }
+
+    #[test]
+    fn workers_that_fail_before_they_join_do_not_blacklist_a_host_where_others_work() {
+        for killed in [true, false] {
+            let mut job = Job::new(2, 1);
+            job.exited(1, 137, true);
+            job.comes_back(0, Some(1));
+            assert_eq!(job.epoch(), Some((2, vec![0])));
+            for newest in 2..8 {
+                assert_eq!(job.last_start(), Some(newest), "one after the other is started in its place");
+                job.exited(newest, 1, killed);
+                job.pass(70_000 * MS, &[0]);
+            }
+            assert!(!job.said("blacklisted"), "{:?}", job.decided);
+        }
+    }
+
+    #[test]
+    fn workers_that_fail_by_themselves_while_the_job_waits_for_them_end_it_soon() {
+        let mut job = Job::new(2, 2);
+        job.exited(1, 137, true);
+        job.comes_back(0, Some(1));
+        for newest in 2..5 {
+            job.exited(newest, 1, false);
+            job.pass(5000 * MS, &[0]);
+        }
+        assert!(job.said("host a is blacklisted") && job.machine.is_over(), "{:?}", job.decided);
+    }
+
+    #[test]
+    fn one_that_made_the_others_wait_in_vain_is_ended_and_the_job_goes_on() {
+        let mut job = Job::new(3, 2);
+        job.comes_back(0, Some(1));
+        job.comes_back(2, Some(1));
+        // It lives, and hangs in the program's own code.
+        job.pass(2900 * MS, &[0, 1, 2]);
+        assert_eq!(job.epoch().map(|epoch| epoch.0), Some(1), "it may still come back");
+        job.pass(300 * MS, &[0, 1, 2]);
+        assert!(job.decided.iter().any(|d| matches!(d, Decision::Kill { worker: 1, .. })), "{:?}", job.decided);
+        assert_eq!(job.epoch(), Some((2, vec![0, 2])));
+        assert_eq!(job.last_start(), Some(3), "another one is started in its place");
+        assert!(job.said("rank 1 on a made the others wait in vain and did not come back"), "{:?}", job.decided);
     }
 }

@@ -1,0 +1,72 @@
+//! How other hosts are reached, as the user said.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use super::remote_shell::RemoteShell;
+use super::ssh::{HostKeys, Ssh};
+use super::starter::Starter;
+
+/// How other hosts are reached.
+#[derive(Clone, Debug, Default)]
+pub struct Remote {
+    /// ssh's port, if not the usual one.
+    pub port: Option<u16>,
+    /// ssh's key file, if not the usual one.
+    pub identity: Option<PathBuf>,
+    /// What to do about host keys.
+    pub host_keys: HostKeys,
+    /// The `corro` program there; `None`: the path of the one that runs here.
+    pub corro: Option<OsString>,
+    /// A program to be run as `PROGRAM HOST COMMAND` in place of ssh.
+    pub shell: Option<OsString>,
+}
+
+impl Remote {
+    /// The way to start agents on other hosts.
+    pub(crate) fn starter(&self) -> Box<dyn Starter> {
+        match &self.shell {
+            Some(program) => Box::new(RemoteShell { program: program.clone() }),
+            None => Box::new(Ssh { port: self.port, identity: self.identity.clone(), host_keys: self.host_keys }),
+        }
+    }
+
+    /// The command of an agent there, if `here` is the command of one on this host.
+    pub(crate) fn agent(&self, here: &[OsString]) -> Vec<OsString> {
+        match &self.corro {
+            Some(path) => vec![path.clone(), "agent".into()],
+            None => here.to_vec(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::hosts;
+
+    fn words(remote: &Remote, host: &str, limit: u64) -> String {
+        let host = hosts::parse_list(host).unwrap().remove(0);
+        let agent = remote.agent(&[OsString::from("/opt/my corro/corro"), "agent".into()]);
+        let command = remote.starter().command(&host, &agent, Duration::from_secs(limit));
+        let all: Vec<_> =
+            std::iter::once(command.get_program()).chain(command.get_args()).map(OsStr::to_string_lossy).collect();
+        all.join(" ")
+    }
+
+    #[test]
+    fn ssh_is_told_where_and_nothing_about_the_job() {
+        let remote = Remote { port: Some(2222), identity: Some("key".into()), ..Remote::default() };
+        let want = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -p 2222 -i key -- me@node '/opt/my corro/corro' agent";
+        assert_eq!(words(&remote, "me@node:2", 10), want);
+    }
+
+    #[test]
+    fn another_program_may_take_the_place_of_ssh() {
+        let remote = Remote { shell: Some("kubexec".into()), corro: Some("corro".into()), ..Remote::default() };
+        assert_eq!(words(&remote, "pod", 0), "kubexec pod corro agent");
+    }
+}
