@@ -22,10 +22,6 @@ KNOWN: dict[str, list[set[str]]] = {
         {"algorithms/hierarchical.rs", "allreduce.rs", "group.rs"},
     ],
     "corro-kernels": [{"avx2.rs", "avx512.rs", "dispatch.rs", "instantiate.rs", "neon.rs", "scalar.rs"}],
-    "corro-launch": [
-        {"elastic/discovery.rs", "elastic/driver.rs", "elastic/driver/agents.rs", "elastic/mod.rs"},
-    ],
-    "corro-membership": [{"fleet.rs", "machine.rs"}],
     "corro-python": [
         {"tensorflow/kernel.rs", "tensorflow/ops.rs", "tensorflow/run.rs"},
     ],

@@ -114,9 +114,10 @@ impl<'a> Launcher<'a> {
     /// Starts the agent of `host`, which is called `name` from now on. It is this place in all events.
     pub(crate) fn start_agent(&mut self, name: &str, host: &Host, local: bool) -> Result<usize> {
         let job = self.job;
-        let (starter, agent): (Box<dyn Starter>, _) = match local {
-            true => (Box::new(Local), job.agent.clone()),
-            false => (job.remote.starter(), job.remote.agent(&job.agent)),
+        let (starter, agent): (Box<dyn Starter>, _) = if local {
+            (Box::new(Local), job.agent.clone())
+        } else {
+            (job.remote.starter(), job.remote.agent(&job.agent))
         };
         let command = starter.command(host, &agent, job.start_timeout);
         let at = self.agents.len();

@@ -53,7 +53,7 @@ pub(crate) fn kill_tree(root: Pid) {
 #[expect(unsafe_code, reason = "only the child itself can ask for it")]
 pub(crate) fn kill_with_parent(command: &mut Command) {
     let parent = getpid();
-    let ask = move || {
+    let ask = move || -> std::io::Result<()> {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have died before the line above.
         if rustix::process::getppid() != Some(parent) {

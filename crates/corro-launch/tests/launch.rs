@@ -3,7 +3,7 @@
 mod support;
 
 use std::io::Write;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 use std::time::Duration;
 
@@ -223,8 +223,7 @@ fn a_full_disk_costs_the_output_and_not_the_job() {
 fn remote_shell(folder: &Folder, text: &str) -> String {
     let program = folder.0.join("my-shell");
     std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&program, mode).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     program.to_str().unwrap().to_owned()
 }
 

@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::machine::Time;
+use crate::time::Time;
 
 /// So many strikes ...
 const STRIKES: usize = 3;

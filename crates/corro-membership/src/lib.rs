@@ -13,6 +13,7 @@
 //! | [`message`] | what is said on the wire |
 //! | `client` | the worker's end of the connection |
 //! | [`embedded`] | the driver inside a process of the job, where there is no launcher |
+//! | `time` | the clock of the pure parts, which is told and never looked at |
 //! | [`simulator`] | all of the pure parts in a world that goes wrong |
 //!
 //! `docs/design/elastic.md` says why it is so.
@@ -26,8 +27,10 @@ pub mod message;
 mod seats;
 #[doc(hidden)]
 pub mod simulator;
+mod time;
 
 pub use client::{Changes, Client, JoinRequest};
 pub use machine::{Decision, Exit, Input, Machine, Rules, Verdict};
 pub use member::Joined;
 pub use message::{Seat, WorkerId};
+pub use time::Time;

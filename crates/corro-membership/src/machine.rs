@@ -24,9 +24,8 @@ use serde_bytes::ByteBuf;
 
 use crate::fleet::{Fleet, HostSlots};
 use crate::message::{Change, PastSeat, ToDriver, ToWorker, WorkerId};
+use crate::time::Time;
 
-/// Time since the machine was made.
-pub type Time = Duration;
 /// A connection to a worker; never used for another.
 pub type LinkId = u64;
 

@@ -38,7 +38,7 @@ impl ElasticJob {
     pub fn run(&self, output: Output, ready: impl FnOnce(Control)) -> Result<Outcome> {
         let (sender, events) = channel();
         ready(Control::new(sender.clone()));
-        let mut driver = Driver::start(self, output, sender, events)?;
+        let mut driver = Driver::start(self, output, &sender, events)?;
         let followed = driver.follow();
         // No list of hosts is wanted any more, and whatever script makes one is to end.
         drop(driver.discovery.take());
@@ -78,14 +78,14 @@ struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    fn start(elastic: &'a ElasticJob, output: Output, sender: Sender<Event>, events: Receiver<Event>) -> Result<Self> {
+    fn start(elastic: &'a ElasticJob, output: Output, sender: &Sender<Event>, events: Receiver<Event>) -> Result<Self> {
         let all_here = match &elastic.hosts {
             Hosts::Fixed(hosts) => hosts.iter().all(|h| start::is_local(h).unwrap_or(false)),
             Hosts::Script { .. } => false,
         };
         let discovery = Discovery::start(elastic.hosts.clone(), sender.clone())?;
         let launcher = Launcher::new(&elastic.job, output, all_here, (sender.clone(), events))?;
-        let messages = open_server(&launcher, all_here, &sender)?;
+        let messages = open_server(&launcher, all_here, sender)?;
         Ok(Self {
             elastic,
             launcher,
@@ -302,7 +302,14 @@ fn open_server(launcher: &Launcher<'_>, all_here: bool, sender: &Sender<Event>) 
     let open = |address: IpAddr| {
         let sender = sender.clone();
         let hear = move |heard: MessageEvent<ToDriver>| drop(sender.send(Event::Membership(heard)));
-        MessageServer::open(DRIVER, SocketAddr::new(address, 0), &launcher.secret, launcher.job.tls, MAX_TO_DRIVER, hear)
+        MessageServer::open(
+            DRIVER,
+            SocketAddr::new(address, 0),
+            &launcher.secret,
+            launcher.job.tls,
+            MAX_TO_DRIVER,
+            hear,
+        )
     };
     if all_here {
         return open(Ipv4Addr::LOCALHOST.into());

@@ -285,9 +285,9 @@ mod tests {
         job.comes_back(0, Some(1));
         job.comes_back(2, Some(1));
         // It lives, and hangs in the program's own code.
-        job.pass(2900 * MS, &[0, 1, 2]);
+        job.pass(2600 * MS, &[0, 1, 2]);
         assert_eq!(job.epoch().map(|epoch| epoch.0), Some(1), "it may still come back");
-        job.pass(300 * MS, &[0, 1, 2]);
+        job.pass(600 * MS, &[0, 1, 2]);
         assert!(job.decided.iter().any(|d| matches!(d, Decision::Kill { worker: 1, .. })), "{:?}", job.decided);
         assert_eq!(job.epoch(), Some((2, vec![0, 2])));
         assert_eq!(job.last_start(), Some(3), "another one is started in its place");
