@@ -41,8 +41,10 @@ impl Deaths {
     pub(crate) fn note(&mut self, process: usize, host: &str, ending: Ending, now: Instant) {
         let start = self.starts.remove(&process);
         if !ending.is_success() {
-            // Those who died before it was started had been replaced when it failed.
-            self.all.retain(|death| start.is_none_or(|start| death.at >= start));
+            // Those who died before it was started had been replaced when it failed. (Not if it was us who ended it.)
+            if let Some(start) = start.filter(|_| self.terminated.is_none()) {
+                self.all.retain(|death| death.at >= start);
+            }
             self.all.push(Death { process, host: host.to_owned(), ending, at: now });
         }
     }
@@ -125,8 +127,11 @@ mod tests {
         deaths.started(3, start + MS);
         deaths.note(3, "h", Ending::Code(9), start + 2 * MS);
         assert_eq!(deaths.culprit().map(|death| death.process), Some(3));
-        // But one that was there all the time may have died of the same cause.
+        // But one that was there all the time may have died of the same cause, and one that we end replaces nobody.
         deaths.note(1, "h", Ending::Code(1), start + 3 * MS);
+        deaths.started(4, start + 4 * MS);
+        deaths.launcher_ends_all(start + 5 * MS, start + 50 * MS);
+        deaths.note(4, "h", Ending::Signal(15), start + 6 * MS);
         assert_eq!(deaths.culprit().map(|death| death.process), Some(3));
     }
 

@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 
 use corro_core::config;
+use corro_membership::WorkerId;
 
 use crate::placement::Slot;
 
@@ -36,7 +37,7 @@ pub(crate) fn of_rank(common: &Common, slot: &Slot, host: &str) -> Vec<(String, 
 }
 
 /// The variables of process `worker` of an elastic job on `host`. It learns its place when it joins, and again each time.
-pub(crate) fn of_worker(common: &Common, worker: u64, driver: &[SocketAddr], host: &str) -> Vec<(String, String)> {
+pub(crate) fn of_worker(common: &Common, worker: WorkerId, driver: &[SocketAddr], host: &str) -> Vec<(String, String)> {
     let driver: Vec<String> = driver.iter().map(ToString::to_string).collect();
     let own = [
         (&config::ELASTIC, "1".to_owned()),

@@ -293,11 +293,11 @@ const ADVICE: &str = "start the job with `corro run --min-np N ...`; under a sch
 
 fn worker_number() -> Result<WorkerId> {
     if config::WORKER.value().is_some() {
-        return config::WORKER.number(0);
+        return config::WORKER.number(0).map(WorkerId);
     }
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|e| Error::io("asking the system for random bytes", e))?;
-    Ok(u64::from_le_bytes(bytes))
+    Ok(WorkerId(u64::from_le_bytes(bytes)))
 }
 
 fn host_name(settings: &Settings) -> String {

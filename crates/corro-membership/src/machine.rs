@@ -277,7 +277,7 @@ impl Machine {
             fleet,
             workers: BTreeMap::new(),
             links: BTreeMap::new(),
-            next_worker: 0,
+            next_worker: WorkerId(0),
             epoch: None,
             last_number,
             state_epoch: 0,

@@ -5,7 +5,23 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 /// A worker process. Never used for another one.
-pub type WorkerId = u64;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct WorkerId(pub u64);
+
+impl WorkerId {
+    /// The one after it.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl std::fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
 
 /// What errors call the process that workers connect to.
 pub const DRIVER: &str = "the driver of this elastic job";

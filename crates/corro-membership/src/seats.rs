@@ -125,8 +125,8 @@ mod tests {
 
     use super::*;
 
-    fn one(worker: WorkerId, host: &str, rank: Option<usize>, progress: u64, slot: Option<usize>) -> Candidate<'_> {
-        Candidate { worker, host, was: rank.map(|rank| PastSeat { epoch: 4, rank }), progress, slot }
+    fn one(worker: u64, host: &str, rank: Option<usize>, progress: u64, slot: Option<usize>) -> Candidate<'_> {
+        Candidate { worker: WorkerId(worker), host, was: rank.map(|rank| PastSeat { epoch: 4, rank }), progress, slot }
     }
 
     fn shown(chosen: &[Chosen]) -> String {
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn no_more_than_the_most() {
         let all: Vec<Candidate<'_>> = (0..5).map(|w| one(w, "a", (w < 3).then_some(w as usize), 0, None)).collect();
-        let workers = |max| choose(&all, |_| 9, max).iter().map(|c| c.worker).collect::<Vec<_>>();
+        let workers = |max| choose(&all, |_| 9, max).iter().map(|c| c.worker.0).collect::<Vec<_>>();
         assert_eq!((workers(4), workers(2)), (vec![0, 1, 2, 3], vec![0, 1]));
     }
 

@@ -246,7 +246,7 @@ impl World {
             processes: BTreeMap::new(),
             links: BTreeMap::new(),
             next_link: 0,
-            next_worker: 1 << 32,
+            next_worker: WorkerId(1 << 32),
             epoch_runs: BTreeMap::new(),
             newest: 0,
             steps: 0,

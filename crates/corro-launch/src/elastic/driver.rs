@@ -212,7 +212,7 @@ impl<'a> Driver<'a> {
         if let Some(mut output) = lock_soon(&self.launcher.output) {
             output.forget(process);
         }
-        self.workers.remove(&(process as WorkerId));
+        self.workers.remove(&worker_of(process));
         self.deaths.note(process, &self.launcher.agents[at].host, ending, Instant::now());
         let words = match ending {
             Ending::Code(0) => "ended".to_owned(),
@@ -220,12 +220,12 @@ impl<'a> Driver<'a> {
             Ending::Signal(_) => format!("was killed by {ending}"),
         };
         let exit = Exit { code: ending.code(), killed: ending.is_from_outside(), words };
-        self.note(Input::Exited(process as WorkerId, exit))?;
+        self.note(Input::Exited(worker_of(process), exit))?;
         self.leave_empty_hosts()
     }
 
     fn not_started(&mut self, at: usize, process: usize, code: i32, cause: String) -> Result<()> {
-        self.workers.remove(&(process as WorkerId));
+        self.workers.remove(&worker_of(process));
         let words = format!("could not be started: {cause}");
         if self.epochs == 0 && self.not_started.is_none() {
             // The others would fail in the same way.
@@ -235,7 +235,7 @@ impl<'a> Driver<'a> {
             return self.carry_out(decisions);
         }
         self.deaths.note(process, &self.launcher.agents[at].host, Ending::Code(code), Instant::now());
-        self.note(Input::Exited(process as WorkerId, Exit { code, killed: false, words }))
+        self.note(Input::Exited(worker_of(process), Exit { code, killed: false, words }))
     }
 
     fn note(&mut self, input: Input) -> Result<()> {
@@ -267,7 +267,7 @@ impl<'a> Driver<'a> {
         let before = std::mem::replace(&mut self.size, members.len());
         if let Some(mut output) = lock_soon(&self.launcher.output) {
             for (rank, (worker, _)) in members.iter().enumerate() {
-                output.label(*worker as usize, rank.to_string());
+                output.label(process_of(*worker), rank.to_string());
             }
         }
         if self.epochs > 1 {
@@ -295,6 +295,15 @@ impl<'a> Driver<'a> {
         self.deaths.launcher_ends_all(now, now + grace);
         self.launcher.end_all(signal, grace)
     }
+}
+
+/// What the agents and the output know a worker by. Workers are numbered from 0 here, by our own machine.
+fn process_of(worker: WorkerId) -> usize {
+    worker.0 as usize
+}
+
+fn worker_of(process: usize) -> WorkerId {
+    WorkerId(process as u64)
 }
 
 /// Opens the place where workers talk to the driver.

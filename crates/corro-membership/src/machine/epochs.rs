@@ -204,7 +204,7 @@ impl Machine {
         let target = slots.max(living).min(self.rules.max);
         for host in self.fleet.starts(&live, target, self.rules.spares, now) {
             let id = self.next_worker;
-            self.next_worker += 1;
+            self.next_worker = id.next();
             self.add_worker(id, host.clone(), None, now);
             self.out.push(Decision::Start { worker: id, host });
         }

@@ -17,7 +17,7 @@ impl Machine {
         // Its epoch may still be well: it is given some time to come again, or its exit will be heard, or its peers blame it.
         worker.link = None;
         worker.heard = now;
-        tracing::debug!(worker = id, why, "a worker has lost its connection to the driver");
+        tracing::debug!(worker = %id, why, "a worker has lost its connection to the driver");
     }
 
     pub(super) fn exited(&mut self, id: WorkerId, exit: Exit, now: Time) {
@@ -194,10 +194,10 @@ mod tests {
             let rules = Rules { start, min, max: start, ..Rules::default() };
             let mut job = Self { machine: Machine::new(rules, Time::ZERO), now: Time::ZERO, decided: Vec::new() };
             job.hear(Input::Hosts(vec![HostSlots { name: "a".into(), slots: start }]));
-            for worker in 0..start as WorkerId {
+            for worker in 0..start as u64 {
                 job.hello(worker, None, None);
             }
-            assert_eq!(job.epoch(), Some((1, (0..start as WorkerId).collect())));
+            assert_eq!(job.epoch(), Some((1, (0..start as u64).collect())));
             job
         }
 
@@ -206,24 +206,24 @@ mod tests {
             self.decided.extend(self.machine.handle(input, self.now));
         }
 
-        fn hello(&mut self, worker: WorkerId, was: Option<PastSeat>, cause: Option<Cause>) {
+        fn hello(&mut self, worker: u64, was: Option<PastSeat>, cause: Option<Cause>) {
             let (host, release) = ("a".into(), env!("CARGO_PKG_VERSION").into());
-            let hello = Hello { worker, host, release, was, progress: 1, cause };
+            let hello = Hello { worker: WorkerId(worker), host, release, was, progress: 1, cause };
             self.hear(Input::Said(worker, ToDriver::Hello(hello)));
         }
 
         /// Comes back from epoch 1, in which it was the rank of its own number.
-        fn comes_back(&mut self, worker: WorkerId, culprit: Option<Rank>) {
+        fn comes_back(&mut self, worker: u64, culprit: Option<Rank>) {
             let was = Some(PastSeat { epoch: 1, rank: worker as Rank });
             self.hello(worker, was, Some(Cause { culprit, text: "it waited in vain".into() }));
         }
 
-        fn exited(&mut self, worker: WorkerId, code: i32, killed: bool) {
-            self.hear(Input::Exited(worker, Exit { code, killed, words: "ended".into() }));
+        fn exited(&mut self, worker: u64, code: i32, killed: bool) {
+            self.hear(Input::Exited(WorkerId(worker), Exit { code, killed, words: "ended".into() }));
         }
 
         /// Time passes, in steps of a driver that looks at its clock, while `workers` say that they live.
-        fn pass(&mut self, time: Duration, workers: &[WorkerId]) {
+        fn pass(&mut self, time: Duration, workers: &[u64]) {
             let until = self.now + time;
             while self.now < until {
                 self.now += 100 * MS;
@@ -234,13 +234,13 @@ mod tests {
             }
         }
 
-        fn epoch(&self) -> Option<(u64, Vec<WorkerId>)> {
-            self.machine.members()
+        fn epoch(&self) -> Option<(u64, Vec<u64>)> {
+            self.machine.members().map(|(epoch, members)| (epoch, members.iter().map(|worker| worker.0).collect()))
         }
 
-        fn last_start(&self) -> Option<WorkerId> {
+        fn last_start(&self) -> Option<u64> {
             let start = |decision: &Decision| match decision {
-                Decision::Start { worker, .. } => Some(*worker),
+                Decision::Start { worker, .. } => Some(worker.0),
                 _ => None,
             };
             self.decided.iter().rev().find_map(start)
@@ -288,7 +288,11 @@ mod tests {
         job.pass(2600 * MS, &[0, 1, 2]);
         assert_eq!(job.epoch().map(|epoch| epoch.0), Some(1), "it may still come back");
         job.pass(600 * MS, &[0, 1, 2]);
-        assert!(job.decided.iter().any(|d| matches!(d, Decision::Kill { worker: 1, .. })), "{:?}", job.decided);
+        assert!(
+            job.decided.iter().any(|d| matches!(d, Decision::Kill { worker: WorkerId(1), .. })),
+            "{:?}",
+            job.decided
+        );
         assert_eq!(job.epoch(), Some((2, vec![0, 2])));
         assert_eq!(job.last_start(), Some(3), "another one is started in its place");
         assert!(job.said("rank 1 on a made the others wait in vain and did not come back"), "{:?}", job.decided);

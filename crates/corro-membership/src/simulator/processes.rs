@@ -8,7 +8,7 @@ use crate::message::{Cause, Seat, ToDriver, ToWorker, WorkerId};
 
 impl World {
     pub(super) fn spawn(&mut self, id: WorkerId, host: String, holds_driver: bool) {
-        self.next_worker = self.next_worker.max(id + 1);
+        self.next_worker = self.next_worker.max(id.next());
         let process = Process {
             member: Member::new(id, host.clone()),
             host,

@@ -7,7 +7,7 @@ use std::time::Instant;
 use corro_core::{Error, Result};
 use corro_membership::{Input, WorkerId};
 
-use super::Driver;
+use super::{Driver, process_of};
 use crate::agent::message::Order;
 use crate::agent_process::lock_soon;
 use crate::variables;
@@ -16,14 +16,14 @@ impl Driver<'_> {
     pub(super) fn start_worker(&mut self, worker: WorkerId, host: &str) -> Result<()> {
         let label = if self.epochs == 0 { worker.to_string() } else { format!("w{worker}") };
         if let Some(mut output) = lock_soon(&self.launcher.output) {
-            output.add(worker as usize, label)?;
+            output.add(process_of(worker), label)?;
         }
         let at = match self.launcher.agents.iter().position(|a| a.host == host && !a.over) {
             Some(at) => at,
             None => self.start_agent(host)?,
         };
         self.workers.insert(worker, at);
-        self.deaths.started(worker as usize, Instant::now());
+        self.deaths.started(process_of(worker), Instant::now());
         self.waiting.entry(at).or_default().push(worker);
         if self.launcher.agents[at].is_ready() { self.launch_waiting(at) } else { Ok(()) }
     }
@@ -51,7 +51,7 @@ impl Driver<'_> {
         let agent = &self.launcher.agents[at];
         for worker in self.waiting.remove(&at).unwrap_or_default() {
             let own = variables::of_worker(&common, worker, &driver, &agent.host);
-            agent.order(&Order::Launch { rank: worker as usize, own })?;
+            agent.order(&Order::Launch { rank: process_of(worker), own })?;
         }
         Ok(())
     }
@@ -63,7 +63,7 @@ impl Driver<'_> {
             waiting.retain(|w| *w != worker);
         }
         let grace_ms = self.elastic.job.grace.as_millis() as u64;
-        self.launcher.agents[*at].order(&Order::Kill { rank: worker as usize, grace_ms })
+        self.launcher.agents[*at].order(&Order::Kill { rank: process_of(worker), grace_ms })
     }
 
     /// A host is lost: should its agent still be there, all that it has started is ended.
