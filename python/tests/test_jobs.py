@@ -544,8 +544,12 @@ def test_a_function_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         raise ValueError("on purpose")
 
-    with pytest.raises(RuntimeError, match="exited with non-zero status"):
+    with pytest.raises(RuntimeError, match="exited with non-zero status") as failed:
         corro.run(fail, num_proc=2)
+    # Ours, and the form that programs written for Horovod look for.
+    assert str(failed.value).startswith("corro.run failed: rank ")
+    assert "\nProcess name: " in str(failed.value)
+    assert "\nExit code: 1\n" in str(failed.value)
     with pytest.raises(RuntimeError, match=r"rank \d") as failure:
         corro.run(_where, args=("text",), num_proc=2)
     cause = failure.value.__cause__
