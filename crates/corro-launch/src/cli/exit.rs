@@ -1,13 +1,20 @@
 //! How our programs end where they themselves have something to say: exit codes, and errors for people.
 
+use std::io::Write;
+
 use corro_core::Error;
 
 /// The command line is wrong.
 pub(super) const USAGE_ERROR: u8 = 2;
 
+/// Tells the user on standard error. That it can't be written, on a full disk for instance, is no reason to fail.
+pub(super) fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// Says what is wrong, and gives the exit code.
 pub(super) fn complain(name: &str, error: &Error) -> u8 {
-    eprintln!("{name}: {error}");
+    tell(&format!("{name}: {error}"));
     if matches!(error, Error::Usage(_)) { USAGE_ERROR } else { 1 }
 }
 

@@ -128,7 +128,7 @@ fn output(request: &request::Request) -> Result<Output> {
 
 fn start(name: &str, request: &request::Request) -> Result<u8> {
     for remark in &request.remarks {
-        eprintln!("{name}: {remark}");
+        exit::tell(&format!("{name}: {remark}"));
     }
     let output = output(request)?;
     corro_log::init_with(request.log(), "launcher");
@@ -139,7 +139,7 @@ fn start(name: &str, request: &request::Request) -> Result<u8> {
     Ok(match &outcome.failure {
         None => 0,
         Some(failure) => {
-            eprint!("{}", epitaph(name, failure, &outcome.last_lines));
+            exit::tell(&epitaph(name, failure, &outcome.last_lines));
             if horovod && !matches!(failure, Failure::Interrupted { .. }) { 1 } else { exit_code(failure) }
         }
     })
@@ -169,7 +169,7 @@ fn epitaph(name: &str, failure: &Failure, last_lines: &[String]) -> String {
         lines.push(format!("{name}: the last that worker {worker} wrote to stderr:"));
         lines.extend(last_lines.iter().map(|line| format!("    {line}")));
     }
-    lines.push(format!("{name}: {failure}\n"));
+    lines.push(format!("{name}: {failure}"));
     lines.join("\n")
 }
 
