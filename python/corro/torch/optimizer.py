@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
-from corro._front import basics
+from corro._front import basics, checks
 from corro._front.arguments import Adasum, Average, Sum
 from corro._front.process_sets import ProcessSet, global_process_set
+from corro._native import epoch
 from corro.common.util import split_list
 from corro.torch import _eager
+from corro.torch._facts import of_round, of_start
 from corro.torch._reducer import Reducer, numbered
 from corro.torch.compression import Compression
 from corro.torch.mpi_ops import synchronize as wait
@@ -256,6 +258,9 @@ class _AdasumOptimizer(_Twin):
 
     _named: Names
     _compression: Any
+    _watch: checks.Watch
+    _epoch: int
+    _steps: int
 
     @property
     def _parameter_names(self) -> Names:
@@ -265,6 +270,9 @@ class _AdasumOptimizer(_Twin):
     def _distribute(self, names: Names, compression: Any) -> None:
         self._named = names
         self._compression = compression
+        self._watch = checks.Watch(global_process_set)
+        self._epoch = epoch()
+        self._steps = 0
         for p in names:
             if p.requires_grad and p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -285,8 +293,25 @@ class _AdasumOptimizer(_Twin):
         raise AssertionError("skip_synchronize is not supported when using the Adasum optimizer.")
         yield  # a context manager by its signature
 
+    def _compare_notes(self) -> None:
+        """What `Reducer` does with gradients; here the step is the round."""
+        if self._epoch != epoch():
+            # The ranks of an elastic job are others.
+            self._epoch, self._steps = epoch(), 0
+            self._watch.begin_anew()
+        if self._watch.next_round():
+            first = self._watch.rounds == 1
+            trained = {p: name for p, name in self._named.items() if p.requires_grad}
+            self._watch.compare(
+                of_start(trained, self, self._steps)
+                if first
+                else of_round(trained, self, self._steps, self._watch.rounds)
+            )
+        self._steps += 1
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         self._named = {**dict(numbered(self)), **self._named}
+        self._compare_notes()
         starts = {p: p.detach().clone() for p in self._named if p.requires_grad}
         loss = super().step(closure)
         with torch.no_grad():

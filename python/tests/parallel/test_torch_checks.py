@@ -77,6 +77,16 @@ def test_learning_rates_that_differ():
     assert "on rank 1" in said[0]
 
 
+def test_adasum_is_watched_as_well():
+    net = model()
+    optimizer = distributed(net, lr=0.1 * (1 + hvd.rank()), op=hvd.Adasum)
+    said = said_by(lambda: steps(net, optimizer, 3))
+    assert "the learning rate of group 0 is 0." in said[0]
+    right = model()
+    optimizer = distributed(right, op=hvd.Adasum)
+    assert said_by(lambda: steps(right, optimizer, 9)) == []
+
+
 def test_a_rate_that_comes_to_differ():
     net = model()
     optimizer = distributed(net)
