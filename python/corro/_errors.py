@@ -8,6 +8,8 @@ class HorovodInternalError(RuntimeError):
 
     # Whether elastic training goes on from the last commit after it.
     retryable = True
+    # The rank whose fault it is, where that is known.
+    blamed_rank: int | None = None
 
 
 class NotRetryableError(HorovodInternalError):

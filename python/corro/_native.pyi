@@ -5,6 +5,9 @@ from typing import Any
 
 from corro._front.adapter import View
 
+# An exception: its class, what it says, and (file, line, function) of where it was raised, last.
+_Raised = tuple[str, str, Sequence[tuple[str, int, str]]]
+
 class Output:
     """Memory that the engine has allocated for a result whose size it learned from the other ranks."""
 
@@ -31,7 +34,18 @@ def foreign(name: str) -> str | None:
     """A variable that another launcher or the system sets; None when it is unset or empty."""
 
 def init() -> None: ...
-def shutdown() -> None: ...
+def shutdown(after: _Raised | None = None) -> None:
+    """Ends the job; `after` is the exception that the program deals with just now, for the other ranks to know."""
+
+def leaving(raised: _Raised | None, uncaught: bool, code: int | None, texts: Sequence[str]) -> None:
+    """This process comes to its end: by `raised`, or with exit code `code` (if known) after it.
+
+    `texts` are what `raised` and the exceptions behind it say.
+    """
+
+def thread_raised(raised: _Raised) -> None:
+    """An exception has ended a thread of this process, which goes on."""
+
 def is_initialized() -> bool: ...
 def rank() -> int: ...
 def size() -> int: ...

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use corro_core::{Error, Rank};
+use corro_core::{Departure, Error, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::deadlock::Standing;
@@ -75,8 +75,8 @@ pub enum Up {
         /// Whether its program waits for others.
         waits: bool,
     },
-    /// This member ends the job, for all.
-    Shutdown(Rank),
+    /// This member leaves, and so ends the job for all.
+    Shutdown(Departure),
     /// Something has ended the job, as this member sees it. It may be wrong about whose fault that is.
     Failed(Rank, Error),
     /// A member that was the sender's neighbour is gone, for certain.
@@ -204,8 +204,8 @@ pub enum Decision {
         /// And how collectives are run.
         knobs: Knobs,
     },
-    /// The job is over, since this rank said so.
-    Shutdown(Rank),
+    /// The job is over, since this rank has left.
+    Shutdown(Departure),
     /// The job is over: this went wrong first.
     Failed(Error),
     /// Not of the log, from a parent to its children alone. Somebody waits: do they still answer?

@@ -6,10 +6,11 @@ use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
+use corro_core::{Exception, Reason};
 use corro_engine::Engine;
 
-use crate::pointers::{put, put_list};
-use crate::status::{Failure, answer};
+use crate::pointers::{put, put_list, text};
+use crate::status::{Failure, TESTIMONY, answer};
 
 /// The engine of this process.
 static ENGINE: RwLock<Option<Engine>> = RwLock::new(None);
@@ -33,6 +34,7 @@ pub extern "C" fn corro_init() -> i32 {
         if let Ok(engine) = engine() {
             engine.check_process()?;
         } else {
+            TESTIMONY.begin();
             corro_log::init_rank();
             let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
             let engine = Engine::from_env(epoch)?;
@@ -51,17 +53,38 @@ pub extern "C" fn corro_init() -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn corro_shutdown() -> i32 {
     answer(|| {
-        if engine().is_ok_and(|engine| engine.check_process().is_err()) {
-            // Forked from the process that has joined: its job is not ours to end.
-            return Ok(());
-        }
-        let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
-        let engine = ENGINE.write().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(engine) = engine {
-            engine.shutdown();
-        }
+        leave(Reason::ShutDown { after: None });
         Ok(())
     })
+}
+
+/// As `corro_shutdown`, for a program that can't go on: `why` says what went wrong. The other ranks find it in the text of their
+/// error, and the launcher shows it as the reason why the job failed.
+///
+/// # Safety
+/// `why` is a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn corro_shutdown_because(why: *const c_char) -> i32 {
+    answer(|| {
+        // SAFETY: by the contract above.
+        let why = unsafe { text(why, "the reason")? };
+        let reason = Reason::Raised(Exception::new(why, "", Vec::new()));
+        TESTIMONY.leaves(reason.clone(), &[why.to_owned()]);
+        leave(reason);
+        Ok(())
+    })
+}
+
+fn leave(reason: Reason) {
+    if engine().is_ok_and(|engine| engine.check_process().is_err()) {
+        // Forked from the process that has joined: its job is not ours to end.
+        return;
+    }
+    let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+    let engine = ENGINE.write().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(engine) = engine {
+        engine.leave(reason);
+    }
 }
 
 /// 1 between `corro_init` and `corro_shutdown`, else 0.

@@ -7,6 +7,7 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use corro_core::Error;
+use corro_transport::statements::Testimony;
 
 /// How a call, or an operation, has ended. The same numbers in all versions.
 #[repr(C)]
@@ -41,6 +42,9 @@ pub enum corro_status {
     /// Not done yet. No error.
     Pending = 13,
 }
+
+/// What this process has said to whoever started it about its own end.
+pub(crate) static TESTIMONY: Testimony = Testimony::new();
 
 /// Why a call did not end well.
 #[derive(Debug)]
@@ -106,6 +110,9 @@ pub(crate) fn answer(act: impl FnOnce() -> Answer) -> i32 {
 /// As [`answer`], for what has ended already.
 pub(crate) fn status_of(result: Answer) -> i32 {
     let Err(failure) = result else { return corro_status::Ok as i32 };
+    if let Failure::Error(error) = &failure {
+        TESTIMONY.suffers(error);
+    }
     if !matches!(failure, Failure::Pending) {
         let text = failure.text().replace('\0', " ");
         LAST.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());

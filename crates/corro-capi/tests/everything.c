@@ -340,8 +340,15 @@ int main(void) {
     if (rank != 0 && corro_allreduce(&tensor, CORRO_OP_SUM, 1, 1, &ticket) == CORRO_STATUS_OK) {
       EXPECT(corro_wait(ticket) == CORRO_STATUS_SHUTDOWN);
       EXPECT(strstr(corro_last_error(), "shut down") != NULL);
+      EXPECT(strstr(corro_last_error(), "rank 0 on ") != NULL);
+      EXPECT(strstr(corro_last_error(), "failed: the disk is full") != NULL);
     }
-    OK(corro_shutdown());
+    if (rank == 0) {
+      REFUSED(corro_shutdown_because(NULL), "the reason");
+      OK(corro_shutdown_because("the disk is full"));
+    } else {
+      OK(corro_shutdown());
+    }
     EXPECT(corro_is_initialized() == 0);
     if (ticket != 0) {
       EXPECT(corro_poll(ticket) == CORRO_STATUS_SHUTDOWN);

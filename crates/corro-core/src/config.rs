@@ -120,6 +120,8 @@ variables! {
         "Addresses (host:port, commas between them) of the job's rendezvous store. Set by the launcher.";
     SECRET = "CORRO_SECRET", horovod: None, default: "none", kind: Kind::Text,
         "The job's secret in hexadecimal. Every connection proves it both ways. Set by the launcher; never put it on a command line.";
+    STATEMENTS = "CORRO_STATEMENTS", horovod: None, default: "none", kind: Kind::Text,
+        "The pipe through which this process tells its launcher why it ends: its number, device and inode. Set by the launcher.";
     JOB_ID = "CORRO_JOB_ID", horovod: None, default: "what the launcher around us calls the job", kind: Kind::Text,
         "Names the job where ranks meet without `corro run`. The same on all ranks, different from all other jobs of the user.";
     MEET_DIR = "CORRO_MEET_DIR", horovod: None, default: "$XDG_RUNTIME_DIR/corro on one host, ~/.corro/meet on several", kind: Kind::Text,

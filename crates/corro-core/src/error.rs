@@ -3,7 +3,7 @@
 //! Texts are lower-case fragments that name rank, host, cause and what to try, so that they read well after
 //! "rank 3 on node7: ".
 
-use crate::Rank;
+use crate::{Departure, Rank};
 
 /// Corro's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -63,9 +63,9 @@ pub enum Error {
     #[error("refused: {0}")]
     Unauthenticated(String),
 
-    /// The job is over: somebody shut it down.
+    /// The job is over: somebody shut it down, or left it.
     #[error("{0}")]
-    Shutdown(String),
+    Shutdown(Shutdown),
 
     /// Another thread of this process called the operation off before it began on all ranks. It may be run again.
     #[error("called off before all ranks had begun")]
@@ -76,10 +76,45 @@ pub enum Error {
     Bug(String),
 }
 
+/// How a job came to be shut down.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Shutdown {
+    /// The rank that did it, if it was one.
+    pub by: Option<Rank>,
+    /// In words.
+    pub text: String,
+}
+
+impl std::fmt::Display for Shutdown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl<T: Into<String>> From<T> for Shutdown {
+    fn from(text: T) -> Self {
+        Self { by: None, text: text.into() }
+    }
+}
+
 impl Error {
+    /// The rank whose fault it is, if it is one's.
+    pub const fn blames(&self) -> Option<Rank> {
+        match self {
+            Self::PeerLost { rank, .. } => Some(*rank),
+            Self::Shutdown(Shutdown { by, .. }) => *by,
+            _ => None,
+        }
+    }
+
     /// An operating-system error, with what was being done.
     pub fn io(doing: impl Into<String>, cause: impl std::fmt::Display) -> Self {
         Self::Io { doing: doing.into(), cause: cause.to_string() }
+    }
+
+    /// What the others see when a rank leaves.
+    pub fn left(departure: &Departure) -> Self {
+        Self::Shutdown(Shutdown { by: Some(departure.rank), text: departure.to_string() })
     }
 
     /// A lost peer.

@@ -10,6 +10,7 @@
 //! | [`shape`] | dimensions, and how rows are dealt to ranks |
 //! | [`ids`] | ranks, groups |
 //! | [`error`] | one error type, sorted by what the caller can do |
+//! | [`departure`] | why a rank leaves its job, in its own words |
 //! | [`config`] | every environment variable, once |
 //! | [`codec`] | versioned, length-capped messages |
 //! | [`buffer`] | a tensor's memory, and what keeps it alive |
@@ -21,6 +22,7 @@ pub mod buffer;
 pub mod codec;
 pub mod config;
 pub mod deadline;
+pub mod departure;
 pub mod dtype;
 pub mod error;
 pub mod ids;
@@ -29,6 +31,7 @@ pub mod shape;
 
 pub use buffer::Buffer;
 pub use deadline::Deadline;
+pub use departure::{Departure, Exception, Reason, Statement};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use ids::{GroupId, Rank};

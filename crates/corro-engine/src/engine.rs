@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use corro_agreement::node::Gear;
 use corro_agreement::request::Kind;
-use corro_core::{Buffer, Error, Rank, Result, config};
+use corro_core::{Buffer, Error, Rank, Reason, Result, config};
 use corro_transport::{Fabric, Settings, forks};
 
 use crate::advice;
@@ -341,7 +341,12 @@ impl Engine {
 
     /// Ends the job, for all ranks: what waits anywhere fails, and so does whatever comes later.
     pub fn shutdown(&self) {
-        self.0.shutdown();
+        self.leave(Reason::ShutDown { after: None });
+    }
+
+    /// As [`Engine::shutdown`], and tells the other ranks why: what waits there fails with an error that says so.
+    pub fn leave(&self, reason: Reason) {
+        self.0.leave(reason);
     }
 
     /// What ends all work of this engine, for somebody who learns from outside that nothing more will come of it: the driver
@@ -402,13 +407,13 @@ impl Handle {
         )))
     }
 
-    fn shutdown(&self) {
+    fn leave(&self, reason: Reason) {
         if self.check_process().is_err() {
             return;
         }
         let sets = self.sets.take_sets();
         let Some(global) = sets.last() else { return };
-        global.shut_down();
+        global.shut_down(reason);
         let deadline = Instant::now() + SHUTDOWN_TIME;
         while !global.is_over() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(200));
@@ -430,7 +435,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shutdown();
+        self.leave(Reason::ShutDown { after: None });
     }
 }
 

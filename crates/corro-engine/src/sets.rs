@@ -161,7 +161,7 @@ impl Whole for Sets {
         if !matches!(error, Error::Shutdown(_)) {
             self.core.fabric.give_up(error.clone());
         }
-        if !matches!(error, Error::Shutdown(text) if !text.contains("Missing ranks")) {
+        if !matches!(error, Error::Shutdown(end) if !end.text.contains("Missing ranks")) {
             let saved = self.save_record();
             self.core.warn(&format!("no collective can run any more: {error}{saved}"));
         }

@@ -48,8 +48,10 @@ impl Children {
                 *slot = None;
                 ended = true;
                 if !status.success() && failure.is_none() {
-                    failure =
-                        Some((Error::Shutdown(format!("rank {rank} ended with {status}")), Instant::now() + GRACE));
+                    failure = Some((
+                        Error::Shutdown(format!("rank {rank} ended with {status}").into()),
+                        Instant::now() + GRACE,
+                    ));
                 }
             }
             if let Some((error, until)) = &failure

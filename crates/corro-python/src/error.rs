@@ -6,14 +6,26 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
+use crate::departure;
+
 /// The exception for an error of the engine. Their classes are in `corro/_errors.py`.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
+    departure::suffers(error);
     let text = error.to_string();
     match error {
         Error::Usage(_) => PyValueError::new_err(text),
         Error::Mismatch(_) | Error::Bug(_) => class(py, "NotRetryableError", text),
-        _ => class(py, "HorovodInternalError", text),
+        _ => blaming(py, class(py, "HorovodInternalError", text), error),
     }
+}
+
+/// `raised`, which knows whose fault it is.
+fn blaming(py: Python<'_>, raised: PyErr, error: &Error) -> PyErr {
+    if let Some(rank) = error.blames() {
+        // Only if the package is damaged; then the text must do.
+        let _ = raised.value(py).setattr("blamed_rank", rank);
+    }
+    raised
 }
 
 /// The exception for a call before `init` or after `shutdown`.

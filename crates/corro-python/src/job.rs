@@ -6,6 +6,7 @@ use corro_core::Error;
 use corro_engine::Engine;
 use pyo3::prelude::*;
 
+use crate::departure;
 use crate::elastic;
 use crate::gate::outside;
 use crate::handles;
@@ -23,8 +24,12 @@ pub(crate) fn init(py: Python<'_>) -> PyResult<()> {
         return engine(py).map(drop);
     }
     corro_log::init_rank();
+    departure::begin();
     // Horovod's users expect ValueError from a failed init, whatever failed.
-    let refused = |error: Error| Error::Usage(error.to_string());
+    let refused = |error: Error| {
+        departure::suffers(&error);
+        Error::Usage(error.to_string())
+    };
     let started = match outside(py, || elastic::client().map_err(refused))? {
         Some(client) => elastic::start(py, client)?,
         None => outside(py, || {
@@ -42,7 +47,8 @@ pub(crate) fn init(py: Python<'_>) -> PyResult<()> {
 }
 
 #[pyfunction]
-pub(crate) fn shutdown(py: Python<'_>) -> PyResult<()> {
+#[pyo3(signature = (after=None))]
+pub(crate) fn shutdown(py: Python<'_>, after: Option<departure::Raised>) -> PyResult<()> {
     if is_forked() {
         return Ok(());
     }
@@ -50,7 +56,7 @@ pub(crate) fn shutdown(py: Python<'_>) -> PyResult<()> {
         let running = change().take();
         if let Some(Running { engine, .. }) = running {
             elastic::remember(engine.over());
-            engine.shutdown();
+            engine.leave(departure::reason(after));
         }
         Ok(())
     })?;

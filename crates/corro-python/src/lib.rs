@@ -8,6 +8,7 @@
 //! | [`gate`] | the one place where the GIL is released and panics are caught |
 //! | [`error`] | which error becomes which exception |
 //! | [`job`] | the engine of this process |
+//! | [`departure`] | why this process leaves its job |
 //! | [`elastic`] | its place in an elastic job |
 //! | [`names`] | what tensors are called |
 //! | [`ops`] | collectives |
@@ -17,6 +18,7 @@
 //! | [`starter`] | starting jobs, for `corro.runner` |
 //! | [`tensorflow`] | TensorFlow's operations |
 
+mod departure;
 mod elastic;
 mod error;
 mod gate;
@@ -35,6 +37,8 @@ use pyo3::prelude::*;
 /// The module that Python imports.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::departure::{leaving, thread_raised};
     #[pymodule_export]
     use crate::elastic::{host_changes, leave, set_progress};
     #[pymodule_export]

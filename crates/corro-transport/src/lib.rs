@@ -17,6 +17,7 @@
 //! | `handshake`, [`secret`] | how both ends of a connection prove that they belong to the job |
 //! | [`store`] | the rendezvous: a small authenticated key-value store |
 //! | [`messages`] | many processes of a job talking to one, by messages both ways |
+//! | [`statements`] | how a rank tells whoever started it why it ends |
 //! | [`forks`] | whether this process was forked from the one that had joined |
 //! | `cores` | how many cores may be used, and so whether to spin |
 
@@ -38,6 +39,7 @@ pub mod handshake;
 pub mod messages;
 pub mod nic;
 pub mod secret;
+pub mod statements;
 pub mod store;
 pub mod tcp;
 mod tls;

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from corro import _native
-from corro._environment import flag
+from corro._environment import flag, setting
+from corro._front import last_words
 from corro._front import process_sets as sets
 
 # What every front offers under the same name.
@@ -42,7 +41,6 @@ __all__ = [
 _before_waiting: list[Callable[[], None]] = []
 # Called after every shutdown; an elastic restart must not meet anything of the run before.
 _after_shutdown: list[Callable[[], None]] = []
-_atexit_registered = False
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
@@ -50,11 +48,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
     `process_sets` is a list of sets to register, or "dynamic" to allow adding and removing them later.
     """
-    global _atexit_registered
     ranks = _ranks_of(comm)
-    if not _atexit_registered:
-        atexit.register(_at_exit)
-        _atexit_registered = True
+    last_words.listen(_when_it_fails, _at_exit)
     started = not _native.is_initialized()
     if started:
         while elastic_enabled() and _before_waiting:
@@ -85,15 +80,21 @@ def _ranks_of(comm: Any) -> list[int]:
 
 def shutdown() -> None:
     """Ends the job on all ranks: what is pending there fails with "Horovod has been shut down". Harmless if not running."""
-    _native.shutdown()
+    _native.shutdown(last_words.handled())
     sets.stop()
     for forget in _after_shutdown:
         forget()
 
 
+def _when_it_fails() -> None:
+    last_words.say()
+    shutdown()
+
+
 def _at_exit() -> None:
+    last_words.say()
     # The driver of an elastic job must know whether this rank has finished, or is one to be replaced.
-    if elastic_enabled() and getattr(sys, "last_type", None) is None:
+    if elastic_enabled() and not last_words.has_failed():
         _native.leave()
     shutdown()
 
@@ -188,3 +189,8 @@ def rocm_built() -> bool:
 def elastic_enabled() -> bool:
     """Whether this process belongs to an elastic job."""
     return flag("ELASTIC")
+
+
+if setting("STATEMENTS") is not None:
+    # Whoever has started this process is told why it fails, also if that is before `init`.
+    last_words.listen(_when_it_fails, _at_exit)

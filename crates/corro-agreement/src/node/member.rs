@@ -156,9 +156,7 @@ impl Node {
                 self.rules.fusion.threshold = fusion_threshold;
                 self.outbox.actions.push(Action::Tune(fusion_threshold, knobs));
             }
-            Decision::Shutdown(rank) => {
-                self.end(Error::Shutdown(format!("Horovod has been shut down (by rank {rank})")));
-            }
+            Decision::Shutdown(departure) => self.end(Error::left(&departure)),
             Decision::Failed(error) => self.end(error),
             Decision::AreYouThere | Decision::Here => {}
         }

@@ -25,7 +25,7 @@ impl Node {
         match message {
             Up::Announce(said) => said.into_iter().for_each(|a| self.take_up(News::Announced(a))),
             Up::Join(rank) => self.take_up(News::Joined(rank)),
-            Up::Shutdown(rank) => self.take_up(News::Shutdown(rank)),
+            Up::Shutdown(departure) => self.take_up(News::Shutdown(departure)),
             Up::Failed(by, error) => {
                 let now = self.now;
                 if !self.root.as_mut().is_some_and(|root| root.blame.accuse(now, by, &error)) {
@@ -59,7 +59,7 @@ impl Node {
                 (a.rank, "its tensor is new or has changed", self.requests.cache.named(&a.request.name).is_none())
             }
             News::Joined(rank) => (*rank, "it has joined", false),
-            News::Shutdown(rank) => (*rank, "it shuts down", false),
+            News::Shutdown(departure) => (departure.rank, "it shuts down", false),
         };
         if !alone {
             // What was complete before this goes first. That may begin a plan.
@@ -75,7 +75,7 @@ impl Node {
         match news {
             News::Announced(a) => self.announced(a),
             News::Joined(rank) => self.joined(rank),
-            News::Shutdown(rank) => self.decide(Decision::Shutdown(rank)),
+            News::Shutdown(departure) => self.decide(Decision::Shutdown(departure)),
         }
     }
 
@@ -134,8 +134,11 @@ impl Node {
             return self.decide(Decision::Failed(error));
         }
         if root.end_at().is_some_and(|at| now >= at) {
-            let who = root.held.iter().find_map(|n| if let News::Shutdown(rank) = n { Some(*rank) } else { None });
-            return self.decide(Decision::Shutdown(who.unwrap_or(self.rank)));
+            let leaves =
+                |news: &News| if let News::Shutdown(departure) = news { Some(departure.clone()) } else { None };
+            if let Some(first) = root.held.iter().find_map(leaves) {
+                return self.decide(Decision::Shutdown(first));
+            }
         }
         if root.asking.is_none() && !root.given_up {
             let outputs = root.coordinator.step(now, Input::Tick);

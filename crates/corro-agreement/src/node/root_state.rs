@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use corro_core::Rank;
+use corro_core::{Departure, Rank};
 
 use super::refined::Refined;
 use crate::blame::Blame;
@@ -47,7 +47,7 @@ pub(super) struct Root {
 pub(super) enum News {
     Announced(Announcement),
     Joined(Rank),
-    Shutdown(Rank),
+    Shutdown(Departure),
 }
 
 /// Members were told to leave the plan.

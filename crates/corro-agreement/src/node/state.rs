@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use corro_core::{Error, Rank};
+use corro_core::{Departure, Error, Rank, Reason};
 
 use super::parts::{Ending, InPlan, Joining, MOST_PATIENCE, Outbox, Requests, Said};
 use super::root_state::Root;
@@ -141,10 +141,10 @@ impl Node {
         }
     }
 
-    /// This member ends the job for all.
-    pub fn shut_down(&mut self) {
+    /// This member, on this host, leaves for this reason, and so ends the job for all.
+    pub fn shut_down(&mut self, host: &str, reason: Reason) {
         if self.ending.over.is_none() {
-            self.tell_root(Up::Shutdown(self.rank));
+            self.tell_root(Up::Shutdown(Departure { rank: self.rank, host: host.to_owned(), reason }));
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use corro_core::{Error, Rank};
+use corro_core::{Error, Exception, Rank, Reason};
 
 use super::parts::PATIENCE;
 use super::watching::VERDICT_TIME;
@@ -429,9 +429,11 @@ fn a_join_or_a_shutdown_leaves_the_plan_first() {
     ranks.settle();
     assert_eq!(ranks.told(), ["plan left, renew false"]);
     let mut ranks = Ranks::in_plan(3, Rules::default(), &[a()]);
-    ranks.nodes[2].shut_down();
+    let bad = Exception::new("ValueError", "bad batch", vec![]);
+    ranks.nodes[2].shut_down("node7", Reason::Raised(bad));
     ranks.settle();
-    assert_eq!(ranks.told(), ["plan left, renew false", "over: Horovod has been shut down (by rank 2)"]);
+    let over = "over: Horovod has been shut down: rank 2 on node7 failed: ValueError: bad batch";
+    assert_eq!(ranks.told(), ["plan left, renew false", over]);
     assert!(ranks.nodes.iter().all(Node::may_close), "all below have said goodbye");
 }
 

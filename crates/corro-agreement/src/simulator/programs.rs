@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use corro_core::{Error, Rank};
+use corro_core::{Error, Rank, Reason};
 
 use super::Step;
 use super::lane::Ticket;
@@ -101,7 +101,7 @@ impl World<'_> {
             }
             Step::Shutdown { set } => {
                 let place = (set, self.place(set, rank));
-                self.member(place).node.shut_down();
+                self.member(place).node.shut_down("here", Reason::ShutDown { after: None });
                 self.speak(place)?;
             }
             Step::Tune { set, threshold } => {

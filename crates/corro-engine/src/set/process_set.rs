@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use corro_agreement::hash::HashMap;
 use corro_agreement::node::{Gear, Node, Rules};
 use corro_agreement::tree::{FAN_OUT, neighbours};
-use corro_core::{Buffer, Error, Rank, Result};
+use corro_core::{Buffer, Error, Rank, Reason, Result};
 use corro_transport::Withdrawal;
 use rustix::event::{EventfdFlags, eventfd};
 use smallvec::SmallVec;
@@ -155,10 +155,11 @@ impl ProcessSet {
         Ok(())
     }
 
-    /// Ends the job for all ranks.
-    pub(crate) fn shut_down(&self) {
+    /// This rank leaves, which ends the job for all.
+    pub(crate) fn shut_down(&self, reason: Reason) {
+        let host = &self.core.fabric.cards()[self.core.fabric.rank()].host;
         self.with_state(|st| {
-            st.node.shut_down();
+            st.node.shut_down(host, reason);
             self.turn(st);
         });
     }

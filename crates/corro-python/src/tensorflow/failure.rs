@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use corro_core::Error;
 use corro_engine::Engine;
 
-use crate::running;
+use crate::{departure, running};
 
 /// TensorFlow's numbers for what went wrong.
 const UNKNOWN: c_int = 2;
@@ -23,6 +23,7 @@ pub(super) struct Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
+        departure::suffers(&error);
         let code = match error {
             Error::Usage(_) => INVALID_ARGUMENT,
             Error::Mismatch(_) => FAILED_PRECONDITION,
