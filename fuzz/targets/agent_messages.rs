@@ -1,8 +1,9 @@
-//! What an agent may hear from whoever is at its standard input, and a launcher from whoever answers in an agent's place:
+//! What an agent may hear from whoever is at its standard input and from its ranks, and a launcher from whoever answers in an agent's place:
 //! any bytes, in any pieces, give messages or an error, and nothing is held beyond the longest message.
 #![no_main]
 
-use corro_core::codec;
+use corro_core::departure::MAX_STATEMENT;
+use corro_core::{Statement, codec};
 use corro_launch::agent::message::{Inbox, MAX_ORDER, MAX_REPORT, Order, Report};
 use libfuzzer_sys::fuzz_target;
 use serde::{Serialize, de::DeserializeOwned};
@@ -11,6 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((&size, rest)) = bytes.split_first() else { return };
     hear::<Order>(usize::from(size) + 1, rest, MAX_ORDER);
     hear::<Report>(usize::from(size) + 1, rest, MAX_REPORT);
+    hear::<Statement>(usize::from(size) + 1, rest, MAX_STATEMENT);
 });
 
 fn hear<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(size: usize, bytes: &[u8], cap: usize) {

@@ -1,147 +1,322 @@
 //! Whose end made a job fail: the one place that decides it, for jobs of fixed size and for elastic ones.
 //!
-//! Pure: what is known about ends of processes goes in, the one to name comes out. When one process fails, its peers fail with
-//! it, and so do those whom the launcher ends; the first that is heard is not always the first that failed.
+//! Pure: what was heard about the ends of processes goes in, the one to name comes out. When one process fails, its peers
+//! fail with it, and so do those whom the launcher ends; the first that is heard of is seldom the first that failed. So
+//! processes state why they end, and victims say of whom they are ([`Statement`]). Each bad end is a vote for the process at
+//! the end of its chain of blame.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
+
+use corro_core::{Rank, Reason, Statement};
 
 use crate::agent::message::Ending;
 
-/// A process that ended badly.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Death {
-    /// Its rank, or its number in an elastic job.
-    pub(crate) process: usize,
-    pub(crate) host: String,
-    pub(crate) ending: Ending,
-    /// When it was heard of.
-    pub(crate) at: Instant,
-}
-
-/// All that is known about the ends of a job's processes.
+/// All that was heard about the ends of a job's processes. They are called by rank, or by number in an elastic job.
 #[derive(Debug, Default)]
 pub(crate) struct Deaths {
-    /// In the order in which they were heard of.
-    all: Vec<Death>,
-    /// When processes were started that came later than the others.
-    starts: BTreeMap<usize, Instant>,
-    /// Since when the launcher sends SIGTERM, and since when SIGKILL.
-    terminated: Option<Instant>,
-    killed: Option<Instant>,
+    /// In the order in which it was heard.
+    signs: Vec<Sign>,
+    /// How much was heard so far, also of what is forgotten.
+    heard: usize,
+    /// How much was heard when processes were started that came later than the others.
+    starts: BTreeMap<usize, usize>,
+    /// Whether the launcher has asked all to end, and when it kills those that have not.
+    kill_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Sign {
+    /// How much was heard before.
+    order: usize,
+    process: usize,
+    what: What,
+    /// The launcher had asked all to end before this was heard.
+    late: bool,
+}
+
+#[derive(Debug)]
+enum What {
+    Stated(Statement),
+    Ended {
+        ending: Ending,
+        /// The launcher itself may have caused it.
+        ours: bool,
+    },
+}
+
+/// The process to name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Culprit {
+    pub(crate) process: usize,
+    /// How it ended, if it did so by itself.
+    pub(crate) ending: Option<Ending>,
+    /// Why it said it would.
+    pub(crate) reason: Option<Reason>,
+    /// What the first of its victims was told.
+    pub(crate) accusation: Option<String>,
+    /// What the job may exit with for it: never 0.
+    pub(crate) code: i32,
+}
+
+impl Culprit {
+    /// How it ended by itself, or would have, had the launcher not been quicker.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        self.ending.or_else(|| self.reason.as_ref()?.code().map(Ending::Code))
+    }
+
+    /// The exception behind its end, on one line.
+    pub(crate) fn exception(&self) -> Option<String> {
+        Some(self.reason.as_ref()?.exception()?.to_string())
+    }
 }
 
 impl Deaths {
     /// A process is started while others run or have run.
-    pub(crate) fn started(&mut self, process: usize, now: Instant) {
-        self.starts.insert(process, now);
+    pub(crate) fn started(&mut self, process: usize) {
+        self.starts.insert(process, self.heard);
     }
 
-    /// A process has ended; one that did so in good order is nobody's death.
-    pub(crate) fn note(&mut self, process: usize, host: &str, ending: Ending, now: Instant) {
-        let start = self.starts.remove(&process);
-        if !ending.is_success() {
+    /// A process has ended.
+    pub(crate) fn note(&mut self, process: usize, ending: Ending, now: Instant) {
+        let fails = !ending.is_success() && self.kill_at.is_none();
+        if let Some(start) = self.starts.remove(&process).filter(|_| fails) {
             // Those who died before it was started had been replaced when it failed. (Not if it was us who ended it.)
-            if let Some(start) = start.filter(|_| self.terminated.is_none()) {
-                self.all.retain(|death| death.at >= start);
-            }
-            self.all.push(Death { process, host: host.to_owned(), ending, at: now });
+            let died_before = |sign: &&Sign| sign.order < start && matches!(sign.what, What::Ended { .. });
+            let replaced: Vec<usize> = self.signs.iter().filter(died_before).map(|sign| sign.process).collect();
+            self.signs.retain(|sign| !replaced.contains(&sign.process));
         }
+        let ours = match (ending, self.kill_at) {
+            (_, None) => false,
+            (Ending::Signal(libc::SIGTERM), _) => true,
+            (Ending::Signal(_), Some(kill_at)) => now >= kill_at,
+            // A program may answer SIGTERM with any code.
+            (Ending::Code(_), _) => true,
+        };
+        self.hear(process, What::Ended { ending, ours });
     }
 
-    /// The launcher ends everything from `now` on, and kills what is left at `kill_at`.
-    pub(crate) fn launcher_ends_all(&mut self, now: Instant, kill_at: Instant) {
-        self.terminated = Some(self.terminated.map_or(now, |at| at.min(now)));
-        self.killed = Some(self.killed.map_or(kill_at, |at| at.min(kill_at)));
+    /// A process has stated something. `known` is the process that has a rank, as far as its own job is concerned; of ranks
+    /// that nobody has nothing is believed.
+    pub(crate) fn stated(&mut self, process: usize, mut statement: Statement, known: impl Fn(Rank) -> Option<usize>) {
+        match &mut statement {
+            Statement::Suffers { from, .. } => match known(*from) {
+                Some(other) => *from = other,
+                None => return,
+            },
+            Statement::Leaves { because_of, .. } => *because_of = because_of.and_then(known),
+            Statement::ThreadRaised(_) => {}
+            // An elastic job goes on, and so does this process.
+            Statement::Returns => return self.signs.retain(|sign| sign.process != process),
+        }
+        self.hear(process, What::Stated(statement));
+    }
+
+    fn hear(&mut self, process: usize, what: What) {
+        self.signs.push(Sign { order: self.heard, process, what, late: self.kill_at.is_some() });
+        self.heard += 1;
+    }
+
+    /// The launcher ends everything from now on, and kills what is left at `kill_at`.
+    pub(crate) fn launcher_ends_all(&mut self, kill_at: Instant) {
+        self.kill_at = Some(self.kill_at.map_or(kill_at, |at| at.min(kill_at)));
     }
 
     /// The job goes on without those who died until now: none of them is to blame for what comes.
     pub(crate) fn forgive(&mut self) {
-        self.all.clear();
+        self.signs.clear();
     }
 
-    /// Who is to be named, if anybody died.
+    /// The exception that a process has told of, on one line.
+    pub(crate) fn exception_of(&self, process: usize) -> Option<String> {
+        self.case().describe(process).exception()
+    }
+
+    /// Because of whom a process failed, if that was another, who has not ended yet: it should be given the time to.
+    pub(crate) fn awaited_cause(&self, process: usize) -> Option<usize> {
+        let case = self.case();
+        let cause = case.cause_of(process);
+        let has_ended = case.of(cause).any(|sign| matches!(sign.what, What::Ended { .. }));
+        (cause != process && !has_ended).then_some(cause)
+    }
+
+    /// Whether a process has failed because of another.
+    pub(crate) fn is_victim(&self, process: usize) -> bool {
+        self.case().blamed_by(process).is_some()
+    }
+
+    /// Who is to be named, if anybody ended badly.
     ///
-    /// The first that was heard of, with one exception: a process killed by a signal that the launcher has not sent comes before
-    /// exit codes, for a killed one takes its peers along, and word of one of them may come first.
-    pub(crate) fn culprit(&self) -> Option<&Death> {
-        let first = self.all.first()?;
-        if !matches!(first.ending, Ending::Code(_)) {
-            return Some(first);
+    /// Whoever has most votes of others; of those with equally many one that was killed, for it could say nothing and takes its
+    /// peers along; of those the one whose first vote was heard first.
+    pub(crate) fn culprit(&self) -> Option<Culprit> {
+        let case = self.case();
+        let mut polls: BTreeMap<usize, Poll> = BTreeMap::new();
+        for (order, voter) in case.voters() {
+            let cause = case.cause_of(voter);
+            let poll = polls.entry(cause).or_insert(Poll { votes_of_others: 0, first: order });
+            poll.votes_of_others += usize::from(voter != cause);
+            poll.first = poll.first.min(order);
         }
-        Some(self.all.iter().find(|death| self.was_killed_by_others(death)).unwrap_or(first))
+        let weight = |(process, poll): &(&usize, &Poll)| {
+            (poll.votes_of_others, case.was_killed(**process), std::cmp::Reverse(poll.first))
+        };
+        let (process, _) = polls.iter().max_by_key(weight)?;
+        Some(case.describe(*process))
     }
 
-    fn was_killed_by_others(&self, death: &Death) -> bool {
-        let Ending::Signal(signal) = death.ending else { return false };
-        let by_our_kill = self.killed.is_some_and(|at| death.at >= at);
-        let by_our_term = signal == libc::SIGTERM && self.terminated.is_some_and(|at| death.at >= at);
-        !by_our_kill && !by_our_term
+    /// Everything but what is said, once the launcher ends all, of those whom nothing was wrong with before: processes lose
+    /// each other then, because of us.
+    fn case(&self) -> Case<'_> {
+        let mut in_trouble = BTreeSet::new();
+        for sign in &self.signs {
+            match sign.what {
+                What::Ended { ours: true, .. } => {}
+                What::Ended { ours: false, .. } => drop(in_trouble.insert(sign.process)),
+                What::Stated(_) if sign.late => {}
+                What::Stated(_) => in_trouble.extend([sign.process].into_iter().chain(sign.accused())),
+            }
+        }
+        let credible = |sign: &&Sign| !sign.late || sign.accused().is_none_or(|accused| in_trouble.contains(&accused));
+        let signs: Vec<&Sign> = self.signs.iter().filter(credible).collect();
+        let mut by_process: BTreeMap<usize, Vec<&Sign>> = BTreeMap::new();
+        for sign in &signs {
+            by_process.entry(sign.process).or_default().push(sign);
+        }
+        Case { signs, by_process }
+    }
+}
+
+/// What is credible of all that was heard.
+struct Case<'a> {
+    signs: Vec<&'a Sign>,
+    by_process: BTreeMap<usize, Vec<&'a Sign>>,
+}
+
+impl Case<'_> {
+    /// Processes that failed, with when that was first heard. Those whom the launcher has ended are not among them.
+    fn voters(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.by_process.iter().filter_map(|(process, signs)| {
+            let first = signs.iter().find(|sign| sign.is_bad())?;
+            // A statement alone is no failure: its process may yet recover.
+            let failed = signs.iter().any(|sign| match &sign.what {
+                What::Ended { ending, .. } => !ending.is_success(),
+                What::Stated(Statement::Leaves { .. }) => sign.is_bad(),
+                What::Stated(_) => false,
+            });
+            failed.then_some((first.order, *process))
+        })
+    }
+
+    /// The process at the end of the chain of blame that begins with `process`.
+    fn cause_of(&self, process: usize) -> usize {
+        let (mut last, mut seen) = (process, BTreeSet::from([process]));
+        while let Some(next) = self.blamed_by(last).filter(|next| seen.insert(*next)) {
+            last = next;
+        }
+        last
+    }
+
+    /// Because of whom a process failed, if it was not because of itself.
+    fn blamed_by(&self, process: usize) -> Option<usize> {
+        let mut suffers = None;
+        for sign in self.of(process) {
+            match &sign.what {
+                What::Stated(Statement::Suffers { from, .. }) => suffers = suffers.or(Some(*from)),
+                What::Stated(Statement::Leaves { because_of: Some(other), .. }) => suffers = suffers.or(Some(*other)),
+                What::Stated(Statement::Leaves { reason: Reason::Raised(_), because_of: None }) => {
+                    // Its own exception. If it was told of another's end before, that was the first cause, unless the
+                    // other just had no more to do.
+                    return suffers.filter(|other| *other != process && !self.is_well(*other));
+                }
+                _ => {}
+            }
+        }
+        suffers.filter(|other| *other != process)
+    }
+
+    /// Whether a process came to a good end.
+    fn is_well(&self, process: usize) -> bool {
+        let ended_well = |sign: &Sign| matches!(sign.what, What::Ended { ending: Ending::Code(0), .. });
+        self.of(process).any(ended_well) && !self.of(process).any(Sign::is_bad)
+    }
+
+    fn was_killed(&self, process: usize) -> bool {
+        self.of(process).any(|sign| matches!(sign.what, What::Ended { ending: Ending::Signal(_), ours: false }))
+    }
+
+    fn of(&self, process: usize) -> impl Iterator<Item = &Sign> {
+        self.by_process.get(&process).into_iter().flatten().copied()
+    }
+
+    fn describe(&self, process: usize) -> Culprit {
+        let signs = || self.of(process).map(|sign| &sign.what);
+        let reason = signs().find_map(|what| match what {
+            What::Stated(Statement::Leaves { reason, .. }) => Some(reason.clone()),
+            _ => None,
+        });
+        let in_thread = || {
+            signs().find_map(|what| match what {
+                What::Stated(Statement::ThreadRaised(raised)) => {
+                    Some(Reason::Ended { code: None, after: Some(raised.clone()) })
+                }
+                _ => None,
+            })
+        };
+        let ending = signs().find_map(|what| match what {
+            What::Ended { ending, ours: false } => Some(*ending),
+            // It had said what it would do before we asked.
+            What::Ended { ending: ending @ Ending::Code(code), .. } if reason.as_ref()?.code()? == *code => {
+                Some(*ending)
+            }
+            _ => None,
+        });
+        let accusation = self.signs.iter().find_map(|sign| match &sign.what {
+            What::Stated(Statement::Suffers { from, text }) if *from == process => Some(text.clone()),
+            _ => None,
+        });
+        let first_bad = self.signs.iter().find_map(|sign| match sign.what {
+            What::Ended { ending, ours: false } if !ending.is_success() => Some(ending.code()),
+            _ => None,
+        });
+        let own = ending.map(Ending::code).filter(|code| *code != 0);
+        let said = reason.as_ref().and_then(Reason::code).filter(|code| *code != 0);
+        Culprit {
+            process,
+            ending,
+            code: own.or(said).or(first_bad).unwrap_or(1),
+            reason: reason.or_else(in_thread),
+            accusation,
+        }
+    }
+}
+
+struct Poll {
+    votes_of_others: usize,
+    first: usize,
+}
+
+impl Sign {
+    /// The process whose fault it says it is.
+    fn accused(&self) -> Option<usize> {
+        match &self.what {
+            What::Stated(Statement::Suffers { from, .. }) => Some(*from),
+            What::Stated(Statement::Leaves { because_of, .. }) => *because_of,
+            What::Stated(Statement::ThreadRaised(_) | Statement::Returns) | What::Ended { .. } => None,
+        }
+    }
+
+    /// Whether it tells of a failure that is not the launcher's doing.
+    fn is_bad(&self) -> bool {
+        match &self.what {
+            What::Ended { ending, ours } => !ours && !ending.is_success(),
+            What::Stated(Statement::Suffers { .. } | Statement::Leaves { because_of: Some(_), .. }) => true,
+            What::Stated(Statement::Leaves { reason: Reason::Raised(_), .. }) => !self.late,
+            What::Stated(Statement::Leaves { reason, .. }) => !self.late && reason.code().is_some_and(|code| code != 0),
+            What::Stated(Statement::ThreadRaised(_) | Statement::Returns) => false,
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    const MS: Duration = Duration::from_millis(1);
-
-    fn named(ends: &[(usize, Ending, u32)], ended_at: Option<u32>) -> Option<usize> {
-        let start = Instant::now();
-        let mut deaths = Deaths::default();
-        if let Some(at) = ended_at {
-            deaths.launcher_ends_all(start + MS * at, start + MS * (at + 1500));
-        }
-        for (process, ending, at) in ends {
-            deaths.note(*process, "h", *ending, start + MS * *at);
-        }
-        deaths.culprit().map(|death| death.process)
-    }
-
-    #[test]
-    fn the_first_that_failed_is_named() {
-        assert_eq!(named(&[], None), None);
-        assert_eq!(named(&[(1, Ending::Code(0), 0)], None), None);
-        assert_eq!(
-            named(&[(1, Ending::Code(0), 0), (2, Ending::Code(3), 1), (0, Ending::Code(1), 2)], Some(1)),
-            Some(2)
-        );
-    }
-
-    #[test]
-    fn a_killed_process_comes_before_the_peers_it_took_along() {
-        assert_eq!(named(&[(0, Ending::Code(1), 0), (3, Ending::Signal(9), 100)], Some(0)), Some(3));
-        assert_eq!(named(&[(0, Ending::Signal(11), 0), (3, Ending::Signal(9), 100)], Some(0)), Some(0));
-        // The launcher's own SIGTERM, and its SIGKILL later on, blame nobody.
-        let ends = [(0, Ending::Code(1), 0), (1, Ending::Signal(15), 2), (3, Ending::Signal(9), 1600)];
-        assert_eq!(named(&ends, Some(0)), Some(0));
-    }
-
-    #[test]
-    fn those_who_were_replaced_are_not_named_when_the_replacement_fails() {
-        let start = Instant::now();
-        let mut deaths = Deaths::default();
-        deaths.note(2, "h", Ending::Signal(9), start);
-        deaths.started(3, start + MS);
-        deaths.note(3, "h", Ending::Code(9), start + 2 * MS);
-        assert_eq!(deaths.culprit().map(|death| death.process), Some(3));
-        // But one that was there all the time may have died of the same cause, and one that we end replaces nobody.
-        deaths.note(1, "h", Ending::Code(1), start + 3 * MS);
-        deaths.started(4, start + 4 * MS);
-        deaths.launcher_ends_all(start + 5 * MS, start + 50 * MS);
-        deaths.note(4, "h", Ending::Signal(15), start + 6 * MS);
-        assert_eq!(deaths.culprit().map(|death| death.process), Some(3));
-    }
-
-    #[test]
-    fn those_without_whom_the_job_went_on_are_not_named() {
-        let mut deaths = Deaths::default();
-        deaths.note(1, "h", Ending::Signal(9), Instant::now());
-        deaths.forgive();
-        assert_eq!(deaths.culprit(), None);
-        deaths.note(4, "h", Ending::Code(2), Instant::now());
-        assert_eq!(deaths.culprit().map(|death| death.process), Some(4));
-    }
-}
+mod tests;

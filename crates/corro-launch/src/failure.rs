@@ -9,7 +9,7 @@ use crate::agent::message::Ending;
 /// Why a job failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// A rank ended badly.
+    /// A rank ended badly, or in good order while the others still needed it.
     Rank {
         /// Which.
         rank: Rank,
@@ -17,6 +17,19 @@ pub enum Failure {
         host: String,
         /// How.
         ending: Ending,
+        /// The exception behind it, on one line, if its program has told of one.
+        exception: Option<String>,
+    },
+    /// A rank made the others fail, and did not end by itself.
+    Stuck {
+        /// Which.
+        rank: Rank,
+        /// Where.
+        host: String,
+        /// What the others were told.
+        cause: String,
+        /// What the first of them exited with.
+        code: i32,
     },
     /// A rank could not be started.
     NotStarted {
@@ -59,7 +72,7 @@ impl Failure {
     pub fn code(&self) -> i32 {
         match self {
             Self::Rank { ending, .. } => ending.code(),
-            Self::NotStarted { code, .. } | Self::Elastic { code, .. } => *code,
+            Self::Stuck { code, .. } | Self::NotStarted { code, .. } | Self::Elastic { code, .. } => *code,
             Self::Host { .. } => 1,
             Self::Interrupted { signal } => 128 + signal,
         }
@@ -68,7 +81,7 @@ impl Failure {
     /// The words with which Horovod's `run` tells of a process that failed: programs look for them.
     pub fn in_horovods_words(&self) -> Option<String> {
         let process = match self {
-            Self::Rank { rank, .. } | Self::NotStarted { rank, .. } => *rank,
+            Self::Rank { rank, .. } | Self::Stuck { rank, .. } | Self::NotStarted { rank, .. } => *rank,
             Self::Elastic { worker, .. } => (*worker)?,
             Self::Host { .. } | Self::Interrupted { .. } => return None,
         };
@@ -83,8 +96,11 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Rank { rank, host, ending } => {
-                write!(f, "rank {rank} on {host} exited with non-zero status: {ending}; all other ranks were ended")
+            Self::Rank { rank, host, ending, exception } => {
+                write!(f, "rank {rank} on {host} {}; all other ranks were ended", how(*ending, exception.as_deref()))
+            }
+            Self::Stuck { rank, host, cause, .. } => {
+                write!(f, "rank {rank} on {host} made the others fail: {cause}; all ranks were ended")
             }
             Self::NotStarted { rank, host, cause, .. } => {
                 write!(f, "rank {rank} on {host} could not be started: {cause}")
@@ -96,6 +112,22 @@ impl std::fmt::Display for Failure {
             Self::Interrupted { signal } => write!(f, "ended by signal {signal}, and all ranks with it"),
         }
     }
+}
+
+/// How a process ended, to be read after its name.
+pub(crate) fn how(ending: Ending, exception: Option<&str>) -> String {
+    let mut text = match ending {
+        Ending::Code(0) => format!("has ended ({ending}) while other ranks still needed it"),
+        _ => format!("exited with non-zero status: {ending}"),
+    };
+    if ending == Ending::Signal(libc::SIGKILL) {
+        text.push_str(" (often by the system, when memory runs out: see dmesg)");
+    }
+    if let Some(exception) = exception {
+        text.push_str(", after ");
+        text.push_str(exception);
+    }
+    text
 }
 
 /// Ranks as people read them: all if they are few, else the first and the last. They are in ascending order.
@@ -113,11 +145,26 @@ mod tests {
 
     #[test]
     fn what_programs_look_for_is_there() {
-        let rank = Failure::Rank { rank: 3, host: "a".into(), ending: Ending::Signal(9) };
+        let rank = Failure::Rank { rank: 3, host: "a".into(), ending: Ending::Signal(9), exception: None };
         let words = rank.in_horovods_words().unwrap();
         assert!(words.ends_with("Process name: 3\nExit code: 137\n"), "{words}");
         assert!(words.contains("exited with non-zero status"), "{words}");
         assert_eq!(Failure::Interrupted { signal: 2 }.in_horovods_words(), None);
+    }
+
+    #[test]
+    fn the_exception_is_told_with_the_end() {
+        let failed = |ending, exception: Option<&str>| {
+            let exception = exception.map(str::to_owned);
+            Failure::Rank { rank: 1, host: "b".into(), ending, exception }.to_string()
+        };
+        assert_eq!(
+            failed(Ending::Code(1), Some("ValueError: bad (train.py:42 in step)")),
+            "rank 1 on b exited with non-zero status: exit code 1, after ValueError: bad (train.py:42 in step); all other \
+             ranks were ended"
+        );
+        assert!(failed(Ending::Code(0), None).contains("rank 1 on b has ended (exit code 0) while other ranks"));
+        assert!(failed(Ending::Signal(9), None).contains("signal 9 (SIGKILL) (often by the system"));
     }
 
     #[test]

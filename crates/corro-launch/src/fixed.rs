@@ -19,7 +19,7 @@ use crate::output::Output;
 use crate::placement::Assignment;
 use crate::{start, variables};
 
-/// How often the clock is looked at while everything ends: nothing may happen any more.
+/// How often the clock is looked at while everything ends, or may have to: nothing may happen any more.
 const LAST_LOOKS: Duration = Duration::from_millis(20);
 
 impl Job {
@@ -42,7 +42,10 @@ impl Job {
         running.launcher.release();
         let results = running.launcher.results(self.size());
         let failure = outcome?;
-        let failed = if let Some(Failure::Rank { rank, .. }) = &failure { Some(*rank) } else { None };
+        let failed = match &failure {
+            Some(Failure::Rank { rank, .. } | Failure::Stuck { rank, .. }) => Some(*rank),
+            _ => None,
+        };
         let last_lines = running.launcher.close_output(failed);
         Ok(Outcome { failure, results, last_lines })
     }
@@ -85,7 +88,10 @@ impl<'a> Running<'a> {
             for (at, cause) in self.launcher.beat(now)? {
                 self.lose(at, cause)?;
             }
-            let nap = if self.lifecycle.is_ending() { LAST_LOOKS } else { BEAT };
+            if let Some(end) = self.lifecycle.look(now) {
+                self.launcher.end_all(end.signal, end.grace)?;
+            }
+            let nap = if self.lifecycle.is_watching_the_clock() { LAST_LOOKS } else { BEAT };
             if let Some(event) = self.launcher.next_event(nap)? {
                 self.handle(event)?;
             }
@@ -160,6 +166,7 @@ impl<'a> Running<'a> {
             Event::Report(at, report) => {
                 self.launcher.heard(at);
                 match report {
+                    Report::Stated { rank, statement } => self.note(Happening::Stated(rank, statement)),
                     Report::Exited { rank, ending } => self.note(Happening::Exited(rank, ending)),
                     Report::NotStarted { rank, code, cause } => self.note(Happening::NotStarted(rank, code, cause)),
                     Report::Ending { signal } => self.note(Happening::AgentEnded(at, signal)),

@@ -2,9 +2,10 @@
 //!
 //! Pure: events and times in, orders out. It starts nothing and sends nothing.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use corro_core::Rank;
+use corro_core::{Rank, Statement};
 
 use crate::agent::message::Ending;
 use crate::culprit::Deaths;
@@ -15,9 +16,15 @@ pub(crate) const LAST_REPORTS: Duration = Duration::from_secs(2);
 /// Whoever interrupts a job by hand gets at least so much time for it to save what it has.
 pub(crate) const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
 
+/// How long a rank may take to end by itself after others have failed because of it. It may still write its traceback, and how
+/// it ends should be its own doing.
+const CAUSE_TIME: Duration = Duration::from_secs(2);
+
 /// What happens. Hosts are named by their place in the list of hosts.
 #[derive(Debug)]
 pub(crate) enum Happening {
+    /// A rank has said why it ends, or that it can't go on because of another.
+    Stated(Rank, Statement),
     Exited(Rank, Ending),
     NotStarted(Rank, i32, String),
     HostDone(usize),
@@ -47,9 +54,13 @@ pub(crate) struct Lifecycle {
     /// Names of hosts and their ranks.
     hosts: Vec<(String, Vec<Rank>)>,
     over: Vec<bool>,
+    /// Why hosts are gone, of those that are.
+    lost: BTreeMap<usize, String>,
     grace: Duration,
     deaths: Deaths,
     reason: Option<Reason>,
+    /// A rank because of which others have failed, and until when it may end by itself.
+    awaited: Option<(Rank, Instant)>,
     /// When everything will have been killed, once all is being ended.
     kill_at: Option<Instant>,
 }
@@ -57,16 +68,30 @@ pub(crate) struct Lifecycle {
 impl Lifecycle {
     pub(crate) fn new(hosts: Vec<(String, Vec<Rank>)>, grace: Duration) -> Self {
         let over = vec![false; hosts.len()];
-        Self { hosts, over, grace, deaths: Deaths::default(), reason: None, kill_at: None }
+        Self {
+            hosts,
+            over,
+            lost: BTreeMap::new(),
+            grace,
+            deaths: Deaths::default(),
+            reason: None,
+            awaited: None,
+            kill_at: None,
+        }
     }
 
     /// Takes note of what happened at `now`, and says whether everything must be ended for it.
     pub(crate) fn note(&mut self, happening: Happening, now: Instant) -> Option<EndAll> {
         match happening {
+            Happening::Stated(rank, statement) => {
+                let hosts = &self.hosts;
+                let known = |rank: Rank| hosts.iter().any(|(_, ranks)| ranks.contains(&rank)).then_some(rank);
+                self.deaths.stated(rank, statement, known);
+                None
+            }
             Happening::Exited(rank, ending) => {
-                let host = self.host_of(rank);
-                self.deaths.note(rank, &host, ending, now);
-                if ending.is_success() { None } else { self.fail(Reason::Death, now) }
+                self.deaths.note(rank, ending, now);
+                self.after_exit(rank, ending, now)
             }
             Happening::NotStarted(rank, code, cause) => {
                 let failure = Failure::NotStarted { rank, host: self.host_of(rank), code, cause };
@@ -96,7 +121,39 @@ impl Lifecycle {
         }
     }
 
+    /// The failure of the host on which a rank ran, if it was lost: then that was the cause of the rank's end.
+    fn lost_host_of(&self, rank: Rank) -> Option<Failure> {
+        let at = self.hosts.iter().position(|(_, ranks)| ranks.contains(&rank))?;
+        let (host, ranks) = self.hosts[at].clone();
+        Some(Failure::Host { host, ranks, cause: self.lost.get(&at)?.clone() })
+    }
+
+    fn after_exit(&mut self, rank: Rank, ending: Ending, now: Instant) -> Option<EndAll> {
+        if self.awaited.is_some_and(|(awaited, _)| awaited == rank) {
+            return self.fail(Reason::Death, now);
+        }
+        if ending.is_success() {
+            return None;
+        }
+        match self.deaths.awaited_cause(rank) {
+            Some(cause) if !self.is_ending() => {
+                self.reason.get_or_insert(Reason::Death);
+                self.awaited.get_or_insert((cause, now + CAUSE_TIME));
+                None
+            }
+            _ if self.awaited.is_some() => None,
+            _ => self.fail(Reason::Death, now),
+        }
+    }
+
+    /// Says whether everything must be ended because a rank that was waited for did not end by itself.
+    pub(crate) fn look(&mut self, now: Instant) -> Option<EndAll> {
+        self.awaited.filter(|(_, until)| now >= *until)?;
+        self.fail(Reason::Death, now)
+    }
+
     fn fail_host(&mut self, host: usize, cause: String, now: Instant) -> Option<EndAll> {
+        self.lost.insert(host, cause.clone());
         let (name, ranks) = self.hosts[host].clone();
         self.fail(Reason::Other(Failure::Host { host: name, ranks, cause }), now)
     }
@@ -105,13 +162,13 @@ impl Lifecycle {
         if self.is_ending() {
             return None;
         }
-        self.reason = Some(reason);
+        self.reason.get_or_insert(reason);
         Some(self.end(libc::SIGTERM, self.grace, now))
     }
 
     fn end(&mut self, signal: i32, grace: Duration, now: Instant) -> EndAll {
         self.kill_at = Some(now + grace);
-        self.deaths.launcher_ends_all(now, now + grace);
+        self.deaths.launcher_ends_all(now + grace);
         EndAll { signal, grace }
     }
 
@@ -120,8 +177,13 @@ impl Lifecycle {
         host.map_or_else(|| "an unknown host".into(), |(name, _)| name.clone())
     }
 
+    /// Whether a moment may come at which something must be done although nothing happens.
+    pub(crate) fn is_watching_the_clock(&self) -> bool {
+        self.is_ending() || self.awaited.is_some()
+    }
+
     /// Whether everything is being ended.
-    pub(crate) fn is_ending(&self) -> bool {
+    fn is_ending(&self) -> bool {
         self.kill_at.is_some()
     }
 
@@ -130,8 +192,15 @@ impl Lifecycle {
         match self.reason.as_ref()? {
             Reason::Other(failure) => Some(failure.clone()),
             Reason::Death => {
-                let death = self.deaths.culprit()?;
-                Some(Failure::Rank { rank: death.process, host: death.host.clone(), ending: death.ending })
+                let culprit = self.deaths.culprit()?;
+                let (rank, host) = (culprit.process, self.host_of(culprit.process));
+                Some(match culprit.ending() {
+                    Some(ending) => Failure::Rank { rank, host, ending, exception: culprit.exception() },
+                    None => self.lost_host_of(rank).unwrap_or_else(|| {
+                        let cause = culprit.accusation.unwrap_or_else(|| "it did not end by itself".into());
+                        Failure::Stuck { rank, host, cause, code: culprit.code }
+                    }),
+                })
             }
         }
     }
@@ -169,7 +238,10 @@ mod tests {
         assert_eq!(end, Some(EndAll { signal: libc::SIGTERM, grace: Duration::from_millis(1500) }));
         assert_eq!(job.note(Happening::Exited(0, Ending::Signal(15)), now), None);
         assert_eq!(job.note(Happening::HostLost(0, "x".into()), now), None);
-        assert_eq!(job.failure(), Some(Failure::Rank { rank: 2, host: "b".into(), ending: Ending::Code(3) }));
+        assert_eq!(
+            job.failure(),
+            Some(Failure::Rank { rank: 2, host: "b".into(), ending: Ending::Code(3), exception: None })
+        );
         assert!(!job.is_over(now + Duration::from_secs(3)));
         assert!(job.is_over(now + Duration::from_secs(4)));
     }
@@ -180,6 +252,40 @@ mod tests {
         job.note(Happening::Exited(0, Ending::Code(1)), now);
         job.note(Happening::Exited(3, Ending::Signal(9)), now + Duration::from_millis(100));
         assert_eq!(job.failure().unwrap().code(), 137);
+    }
+
+    #[test]
+    fn the_cause_may_end_by_itself_before_all_are_ended() {
+        let (mut job, now) = (job(), Instant::now());
+        let exited = |rank, code| Happening::Exited(rank, Ending::Code(code));
+        let told = |rank, from| Happening::Stated(rank, Statement::suffers(from, "lost rank"));
+        job.note(told(0, 3), now);
+        assert_eq!(job.note(exited(0, 1), now), None);
+        assert!(job.is_watching_the_clock() && job.look(now).is_none());
+        // Whatever else happens meanwhile.
+        job.note(told(1, 3), now);
+        assert_eq!((job.note(exited(1, 1), now), job.note(exited(2, 1), now)), (None, None));
+        assert!(job.note(exited(3, 0), now).is_some());
+        let failure = job.failure().unwrap().to_string();
+        assert!(failure.starts_with("rank 3 on b has ended (exit code 0)"), "{failure}");
+    }
+
+    #[test]
+    fn a_cause_that_does_not_end_is_not_waited_for_for_long() {
+        let (mut job, now) = (job(), Instant::now());
+        job.note(Happening::Stated(0, Statement::suffers(3, "rank 3 did not come")), now);
+        assert_eq!(job.note(Happening::Exited(0, Ending::Code(4)), now), None);
+        assert!(job.look(now + CAUSE_TIME).is_some());
+        job.note(Happening::Exited(3, Ending::Signal(15)), now + CAUSE_TIME);
+        let failure = job.failure().unwrap();
+        assert_eq!(failure.code(), 4);
+        assert!(failure.to_string().contains("rank 3 on b made the others fail: rank 3 did not come"), "{failure}");
+        // Unless its host is gone, as it turns out.
+        job.note(Happening::HostLost(1, "no power".into()), now + CAUSE_TIME);
+        assert_eq!(
+            job.failure().unwrap().to_string(),
+            "lost host b with rank 2, 3: no power; all other ranks were ended"
+        );
     }
 
     #[test]

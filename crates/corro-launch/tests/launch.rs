@@ -319,7 +319,7 @@ fn a_rank_killed_in_training_is_the_one_blamed() {
     assert_eq!(ran.code, Some(137), "{ran:?}");
     assert!(
         ran.err.ends_with(
-            "rank 2 on localhost exited with non-zero status: signal 9 (SIGKILL); all other ranks were ended\n"
+            "rank 2 on localhost exited with non-zero status: signal 9 (SIGKILL) (often by the system, when memory runs out: see dmesg); all other ranks were ended\n"
         ),
         "{ran:?}"
     );

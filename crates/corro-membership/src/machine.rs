@@ -117,6 +117,8 @@ pub struct Exit {
     /// Whether somebody, or the system, killed it: that is what preemption, an operator or lack of memory look like. What a
     /// program does to itself (SIGSEGV, SIGABRT) is not this.
     pub killed: bool,
+    /// Whether it failed only because another did.
+    pub victim: bool,
     /// In words that read after "rank 2 on node7 ": "was killed by signal 9".
     pub words: String,
 }

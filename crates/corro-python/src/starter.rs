@@ -76,7 +76,10 @@ pub(crate) fn start_job(py: Python<'_>, wanted: Wanted) -> PyResult<Ended> {
     }
     let outcome = outcome.map_err(|error| exception(py, &error))?;
     let failure = outcome.failure.as_ref().map(|failure| {
-        let rank = if let Failure::Rank { rank, .. } = failure { Some(*rank) } else { None };
+        let rank = match failure {
+            Failure::Rank { rank, .. } | Failure::Stuck { rank, .. } => Some(*rank),
+            _ => None,
+        };
         (describe(failure, &outcome.last_lines), rank)
     });
     let results = outcome.results.into_iter().map(|bytes| bytes.map(|bytes| PyBytes::new(py, &bytes).unbind()));
@@ -85,7 +88,7 @@ pub(crate) fn start_job(py: Python<'_>, wanted: Wanted) -> PyResult<Ended> {
 
 fn describe(failure: &Failure, last_lines: &[String]) -> String {
     let what = match failure {
-        Failure::Rank { rank, host, ending } => format!("rank {rank} on {host} exited with non-zero status: {ending}"),
+        Failure::Rank { .. } | Failure::Stuck { .. } => failure.to_string(),
         Failure::NotStarted { rank, host, cause, .. } => format!("rank {rank} on {host} could not be started: {cause}"),
         Failure::Host { host, cause, .. } => format!("lost host {host}: {cause}"),
         Failure::Elastic { why, .. } => why.clone(),

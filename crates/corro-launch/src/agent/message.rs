@@ -3,7 +3,7 @@
 //! Orders go to the agent's standard input, reports come from its standard output; over ssh those are the only two
 //! channels there are. The secret and the environment travel in here and never on a command line.
 
-use corro_core::{Rank, Result, codec};
+use corro_core::{Rank, Result, Statement, codec};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
@@ -101,6 +101,13 @@ pub enum Report {
         error: bool,
         /// What.
         bytes: ByteBuf,
+    },
+    /// A rank has stated something about its own end. Comes before that.
+    Stated {
+        /// Which.
+        rank: Rank,
+        /// What.
+        statement: Statement,
     },
     /// A rank has ended.
     Exited {

@@ -147,7 +147,8 @@ impl<'a> Agent<'a> {
         }
         if room {
             let pipes = self.ranks.iter().flat_map(|r| &r.pipes).filter_map(process::Pipe::fd);
-            fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            let statements = self.ranks.iter().filter(|r| !r.told).filter_map(|r| r.statements.fd());
+            fds.extend(pipes.chain(statements).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         }
         let timeout = Timespec::try_from(self.timeout()).map_err(|e| Error::Bug(format!("a timeout: {e}")))?;
         match poll(&mut fds, Some(&timeout)) {
@@ -320,7 +321,19 @@ impl<'a> Agent<'a> {
             return Ok(());
         }
         for at in 0..self.ranks.len() {
+            self.read_statements(at)?;
             self.read_rank(at, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what a rank has stated about its own end. Not after that: what it has left running does not speak for it.
+    fn read_statements(&mut self, at: usize) -> Result<()> {
+        while let Some(process) = self.ranks.get_mut(at).filter(|process| !process.told)
+            && let Some(statement) = process.statements.next()
+        {
+            let rank = process.rank;
+            self.tell(&Report::Stated { rank, statement })?;
         }
         Ok(())
     }
@@ -359,6 +372,7 @@ impl<'a> Agent<'a> {
                 let rank = process.rank;
                 // What it wrote comes before how it ended; no more than a pipe can hold, for others may still write.
                 self.read_rank(at, 17)?;
+                self.read_statements(at)?;
                 self.tell(&Report::Exited { rank, ending })?;
                 self.ranks[at].told = true;
             }

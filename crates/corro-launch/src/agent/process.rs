@@ -1,7 +1,7 @@
-//! One rank as a process: how it is started, and its two pipes.
+//! One rank as a process: how it is started, its two pipes, and the one through which it states why it ends.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, PipeReader, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -9,18 +9,24 @@ use std::path::Path;
 use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use corro_core::Rank;
+use corro_core::departure::MAX_STATEMENT;
+use corro_core::{Rank, Statement, config};
+use corro_transport::statements;
 use nix::sys::signal::{SigHandler, SigSet, Signal as Number};
 use rustix::process::Pid;
 
-use super::message::{Ending, MAX_OUTPUT, Start};
+use super::message::{Ending, Inbox, MAX_OUTPUT, Start};
 use crate::process_tree::kill_with_parent;
+
+/// How many statements of one process are passed on. In an elastic job it makes some in each epoch.
+const MAX_STATEMENTS: usize = 10_000;
 
 /// A rank that was started.
 pub(super) struct Process {
     pub(super) rank: Rank,
     pub(super) pid: Pid,
     pub(super) pipes: [Pipe; 2],
+    pub(super) statements: Statements,
     pub(super) ending: Option<Ending>,
     /// When it is killed, should it not have ended by then.
     pub(super) kill_at: Option<Instant>,
@@ -75,6 +81,43 @@ impl Pipe {
     }
 }
 
+/// What a rank states about its own end.
+pub(super) struct Statements {
+    pipe: PipeReader,
+    inbox: Inbox,
+    /// How many more are listened to: it may be any program, which talks nonsense or without end.
+    left: usize,
+}
+
+impl Statements {
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        (self.left > 0).then(|| self.pipe.as_fd())
+    }
+
+    /// The next one, without waiting for it.
+    pub(super) fn next(&mut self) -> Option<Statement> {
+        let mut bytes = [0; MAX_STATEMENT];
+        while self.left > 0 {
+            match self.inbox.next::<Statement>(MAX_STATEMENT) {
+                Ok(Some(statement)) => {
+                    self.left -= 1;
+                    return Some(statement);
+                }
+                Ok(None) => {}
+                Err(_) => self.left = 0,
+            }
+            match self.pipe.read(&mut bytes) {
+                Ok(0) => self.left = 0,
+                Ok(count) => self.inbox.receive(&bytes[..count]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
+                Err(_) => self.left = 0,
+            }
+        }
+        None
+    }
+}
+
 /// Starts one rank.
 pub(super) fn start(
     order: &Start,
@@ -92,6 +135,9 @@ pub(super) fn start(
     let Some((program, arguments)) = order.command.split_first() else {
         return Err(failed(127, "no command was given".into()));
     };
+    let no_pipe = |e: std::io::Error| failed(126, format!("making a pipe: {e}"));
+    let (pipe, for_rank) = std::io::pipe().map_err(no_pipe)?;
+    let word = statements::describe(&for_rank).map_err(no_pipe)?;
     let mut command = Command::new(OsStr::from_bytes(program));
     command
         .args(arguments.iter().map(|a| OsStr::from_bytes(a)))
@@ -99,12 +145,13 @@ pub(super) fn start(
         .env_clear()
         .envs(environment.iter().map(|(name, value)| (name, value)))
         .envs(own.iter().map(|(name, value)| (name, value)))
+        .env(config::STATEMENTS.name, word)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         // A group of its own, so that a signal reaches what the rank has started as well.
         .process_group(0);
-    prepare(&mut command);
+    prepare(&mut command, for_rank);
     let mut child = command.spawn().map_err(|e| {
         let program = String::from_utf8_lossy(program);
         match e.kind() {
@@ -114,21 +161,23 @@ pub(super) fn start(
         }
     })?;
     let pipes = [Pipe::Out(child.stdout.take()), Pipe::Error(child.stderr.take())];
-    for fd in pipes.iter().filter_map(Pipe::fd) {
+    for fd in pipes.iter().filter_map(Pipe::fd).chain([pipe.as_fd()]) {
         // Reading must never keep the agent from hearing the launcher.
         rustix::io::ioctl_fionbio(fd, true).map_err(|e| failed(126, format!("setting up its pipes: {e}")))?;
     }
     let pid = Pid::from_raw(child.id() as i32).ok_or_else(|| failed(126, "it has no process id".into()))?;
-    Ok(Process { rank, pid, pipes, ending: None, kill_at: None, told: false })
+    let statements = Statements { pipe, inbox: Inbox::default(), left: MAX_STATEMENTS };
+    Ok(Process { rank, pid, pipes, statements, ending: None, kill_at: None, told: false })
 }
 
 /// Should the agent be killed, the rank is killed with it. And signals reach the rank: it would inherit that the agent has
 /// blocked them for itself, and that a shell's background jobs ignore SIGINT, and never hear of Ctrl-C or of being asked to
-/// end.
+/// end. It keeps its end of the pipe for statements, which the agent closes once the command is gone.
 #[expect(unsafe_code, reason = "only the child itself can ask for these")]
-fn prepare(command: &mut Command) {
+fn prepare(command: &mut Command, statements: std::io::PipeWriter) {
     kill_with_parent(command);
-    let hear_signals = || {
+    let ask = move || {
+        rustix::io::fcntl_setfd(&statements, rustix::io::FdFlags::empty())?;
         for heard in [Number::SIGINT, Number::SIGTERM] {
             // SAFETY: the default needs no handler.
             unsafe { nix::sys::signal::signal(heard, SigHandler::SigDfl) }.map_err(std::io::Error::from)?;
@@ -136,5 +185,5 @@ fn prepare(command: &mut Command) {
         SigSet::empty().thread_set_mask().map_err(std::io::Error::from)
     };
     // SAFETY: between fork and exec the closure only makes system calls; it allocates nothing and takes no lock.
-    unsafe { command.pre_exec(hear_signals) };
+    unsafe { command.pre_exec(ask) };
 }

@@ -153,13 +153,13 @@ fn exit_code(failure: &Failure) -> u8 {
 /// What is shown last.
 fn epitaph(name: &str, failure: &Failure, last_lines: &[String]) -> String {
     let mut lines = Vec::new();
-    if let Failure::Rank { rank, ending, .. } = failure {
+    if let Failure::Rank { rank, .. } | Failure::Stuck { rank, .. } = failure {
         if !last_lines.is_empty() {
             lines.push(format!("{name}: the last that rank {rank} wrote to stderr:"));
             lines.extend(last_lines.iter().map(|line| format!("    {line}")));
         }
         if name == "horovodrun" {
-            lines.push(format!("Process {rank} exit with status code {}.", ending.code()));
+            lines.push(format!("Process {rank} exit with status code {}.", failure.code()));
             lines.push(format!("Terminating remaining workers after failure of Process {rank}."));
         }
     }

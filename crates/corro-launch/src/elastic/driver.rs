@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use corro_core::Result;
+use corro_core::{Rank, Result};
 use corro_membership::fleet::HostSlots;
 use corro_membership::message::{DRIVER, MAX_TO_DRIVER, ToDriver};
 use corro_membership::{Decision, Exit, Input, Machine, Verdict, WorkerId};
@@ -67,6 +67,8 @@ struct Driver<'a> {
     waiting: BTreeMap<usize, Vec<WorkerId>>,
     /// Those who have died since the last epoch was made.
     deaths: Deaths,
+    /// The workers of the last epoch, by rank.
+    members: Vec<WorkerId>,
     /// How many ranks the last epoch has, and how many epochs there were.
     size: usize,
     epochs: u64,
@@ -98,6 +100,7 @@ impl<'a> Driver<'a> {
             workers: BTreeMap::new(),
             waiting: BTreeMap::new(),
             deaths: Deaths::default(),
+            members: Vec::new(),
             size: 0,
             epochs: 0,
             verdict: None,
@@ -137,9 +140,9 @@ impl<'a> Driver<'a> {
             return Some(failure);
         }
         let verdict = self.verdict.take().filter(|v| !v.success)?;
-        let death = self.deaths.culprit();
-        let code = death.map_or(1, |death| death.ending.code());
-        Some(Failure::Elastic { why: verdict.why, worker: death.map(|death| death.process), code })
+        let culprit = self.deaths.culprit();
+        let code = culprit.as_ref().map_or(1, |culprit| culprit.code);
+        Some(Failure::Elastic { why: verdict.why, worker: culprit.map(|culprit| culprit.process), code })
     }
 
     fn handle(&mut self, event: Event) -> Result<()> {
@@ -190,7 +193,12 @@ impl<'a> Driver<'a> {
                 Ok(()) => self.begin_at(at),
                 Err(why) => self.lose_host(at, &why),
             },
-            Report::Exited { rank, ending } => self.exited(at, rank, ending),
+            Report::Stated { rank, statement } => {
+                let worker = |rank: Rank| self.members.get(rank).map(|worker| process_of(*worker));
+                self.deaths.stated(rank, statement, worker);
+                Ok(())
+            }
+            Report::Exited { rank, ending } => self.exited(rank, ending),
             Report::NotStarted { rank, code, cause } => self.not_started(at, rank, code, cause),
             Report::Ending { signal } => {
                 // It ends its ranks by itself, in good order.
@@ -208,18 +216,24 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn exited(&mut self, at: usize, process: usize, ending: Ending) -> Result<()> {
+    fn exited(&mut self, process: usize, ending: Ending) -> Result<()> {
         if let Some(mut output) = lock_soon(&self.launcher.output) {
             output.forget(process);
         }
         self.workers.remove(&worker_of(process));
-        self.deaths.note(process, &self.launcher.agents[at].host, ending, Instant::now());
+        self.deaths.note(process, ending, Instant::now());
+        let after = self.deaths.exception_of(process).map_or_else(String::new, |text| format!(", after {text}"));
         let words = match ending {
             Ending::Code(0) => "ended".to_owned(),
-            Ending::Code(_) => format!("exited with non-zero status: {ending}"),
-            Ending::Signal(_) => format!("was killed by {ending}"),
+            Ending::Code(_) => format!("exited with non-zero status: {ending}{after}"),
+            Ending::Signal(_) => format!("was killed by {ending}{after}"),
         };
-        let exit = Exit { code: ending.code(), killed: ending.is_from_outside(), words };
+        let exit = Exit {
+            code: ending.code(),
+            killed: ending.is_from_outside(),
+            victim: self.deaths.is_victim(process),
+            words,
+        };
         self.note(Input::Exited(worker_of(process), exit))?;
         self.leave_empty_hosts()
     }
@@ -234,8 +248,8 @@ impl<'a> Driver<'a> {
             let decisions = self.machine.stop(&words);
             return self.carry_out(decisions);
         }
-        self.deaths.note(process, &self.launcher.agents[at].host, Ending::Code(code), Instant::now());
-        self.note(Input::Exited(worker_of(process), Exit { code, killed: false, words }))
+        self.deaths.note(process, Ending::Code(code), Instant::now());
+        self.note(Input::Exited(worker_of(process), Exit { code, killed: false, victim: false, words }))
     }
 
     fn note(&mut self, input: Input) -> Result<()> {
@@ -264,6 +278,7 @@ impl<'a> Driver<'a> {
     fn formed(&mut self, epoch: u64, members: &[(WorkerId, String)], why: &str) {
         self.epochs += 1;
         self.deaths.forgive();
+        self.members = members.iter().map(|(worker, _)| *worker).collect();
         let before = std::mem::replace(&mut self.size, members.len());
         if let Some(mut output) = lock_soon(&self.launcher.output) {
             for (rank, (worker, _)) in members.iter().enumerate() {
@@ -292,7 +307,7 @@ impl<'a> Driver<'a> {
     fn end_all(&mut self, signal: i32, grace: Duration) -> Result<()> {
         let now = Instant::now();
         self.kill_at = Some(self.kill_at.map_or(now + grace, |at| at.min(now + grace)));
-        self.deaths.launcher_ends_all(now, now + grace);
+        self.deaths.launcher_ends_all(now + grace);
         self.launcher.end_all(signal, grace)
     }
 }

@@ -31,11 +31,10 @@ impl Machine {
         if state == WorkerState::Leaving || exit.code == 0 {
             return self.drop_worker(id, Some(exit.words), now);
         }
-        if self.finishing || self.epoch.is_none() {
-            // Others may fail for the first one's sake.
-            self.failed.get_or_insert((id, exit.clone()));
-        } else {
-            // Those before it were replaced, or not needed; if the job ends now, it is for this one.
+        // While an epoch runs, those before it were replaced, or not needed: if the job ends now, it is for this one. Else others
+        // may fail for the first one's sake, and a victim never fails for its own.
+        let others_fail_for_it = exit.victim || self.finishing || self.epoch.is_none();
+        if !others_fail_for_it || self.failed.as_ref().is_none_or(|(_, before)| before.victim) {
             self.failed = Some((id, exit.clone()));
         }
         self.out.push(Decision::Say(format!("{name} {}", exit.words)));
@@ -46,6 +45,7 @@ impl Machine {
         // host, where others work. But if the job waits for such workers, and they fail by themselves, it is to end soon.
         let job_runs = self.epoch.as_ref().is_some_and(|epoch| epoch.over.is_none());
         if !exit.killed
+            && !exit.victim
             && (had_seat || !job_runs)
             && let Some(text) = self.fleet.strike(&host, now)
         {
@@ -219,7 +219,7 @@ mod tests {
         }
 
         fn exited(&mut self, worker: u64, code: i32, killed: bool) {
-            self.hear(Input::Exited(WorkerId(worker), Exit { code, killed, words: "ended".into() }));
+            self.hear(Input::Exited(WorkerId(worker), Exit { code, killed, victim: false, words: "ended".into() }));
         }
 
         /// Time passes, in steps of a driver that looks at its clock, while `workers` say that they live.

@@ -131,7 +131,7 @@ impl World {
                     self.at(self.now + S, Event::Exited(id, code));
                     return Ok(());
                 }
-                let exit = Exit { code, killed: code == 137, words: format!("ended with {code}") };
+                let exit = Exit { code, killed: code == 137, victim: false, words: format!("ended with {code}") };
                 self.input(Input::Exited(id, exit))
             }
             Event::HostLost(host) => {

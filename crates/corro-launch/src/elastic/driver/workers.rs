@@ -1,11 +1,9 @@
 //! The workers of an elastic job on their hosts: how the driver gets an agent where one is to be started, what it tells it,
 //! and how it loses it.
 
-use std::collections::BTreeSet;
-use std::time::Instant;
-
 use corro_core::{Error, Result};
 use corro_membership::{Input, WorkerId};
+use std::collections::BTreeSet;
 
 use super::{Driver, process_of};
 use crate::agent::message::Order;
@@ -23,7 +21,7 @@ impl Driver<'_> {
             None => self.start_agent(host)?,
         };
         self.workers.insert(worker, at);
-        self.deaths.started(process_of(worker), Instant::now());
+        self.deaths.started(process_of(worker));
         self.waiting.entry(at).or_default().push(worker);
         if self.launcher.agents[at].is_ready() { self.launch_waiting(at) } else { Ok(()) }
     }
