@@ -122,6 +122,12 @@ int32_t corro_init(void);
 // nothing if there is no job.
 int32_t corro_shutdown(void);
 
+// As `corro_shutdown`, for a program that can't go on: `why` says what went wrong. The other ranks find it in the text of their
+// error, and the launcher shows it as the reason why the job failed.
+//
+// `why` is a text.
+int32_t corro_shutdown_because(const char *why);
+
 // 1 between `corro_init` and `corro_shutdown`, else 0.
 int corro_is_initialized(void);
 
