@@ -35,6 +35,7 @@ lint: ## format, clippy, floors, circles, sizes, generated files
 	python3 scripts/floors.py
 	python3 scripts/circles.py
 	python3 scripts/sizes.py
+	python3 scripts/horovod_modules.py --check
 	$(CARGO) run --quiet -p corro-core --example environment_docs | diff -u docs/environment.md - \
 		|| { echo "docs/environment.md is stale: run 'make gen'"; exit 1; }
 	$(CARGO) run --quiet -p corro-launch --example man_pages target/man
@@ -62,6 +63,7 @@ gen: ## remake generated files
 	$(CARGO) run --quiet -p corro-launch --example man_pages docs/man
 	$(CARGO) run --quiet -p corro-capi --example header > target/corro.h.new
 	mv target/corro.h.new crates/corro-capi/include/corro.h
+	python3 scripts/horovod_modules.py
 
 bench: ## measure beside the peers; needs a quiet machine, and root for the two-host part
 	$(CARGO) build --release --quiet -p corro-bench

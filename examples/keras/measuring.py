@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 import corro.keras as hvd
 
 
-def options(description: str, batch_size: int) -> argparse.Namespace:
+def options(description: str | None, batch_size: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=batch_size, help="of each rank")
     parser.add_argument("--warmup", type=int, default=3, help="iterations before the clock starts")
@@ -31,12 +33,13 @@ class Clock(keras.callbacks.Callback):
         self._each = each
         self._start = 0.0
 
-    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._start = time.perf_counter()
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # The loss is there when the step is done: on JAX the call alone only starts it.
-        float(np.asarray(logs["loss"]))
+        if logs:
+            float(logs["loss"])
         if batch < self._warmup:
             return
         self.times.append(time.perf_counter() - self._start)
@@ -52,9 +55,9 @@ def train(model: keras.Model, optimizer: keras.optimizers.Optimizer, chosen: arg
     rng = np.random.default_rng(hvd.rank())
     steps = chosen.warmup + chosen.iterations
     images = rng.normal(size=(chosen.batch_size, 224, 224, 3)).astype("float32")
-    labels = rng.integers(0, 1000, chosen.batch_size)
+    labels = rng.integers(0, 1000, int(chosen.batch_size))
 
-    def batches():
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         while True:
             yield images, labels
 

@@ -78,6 +78,7 @@ def main() -> None:
 
     start = time.perf_counter()
     progress = tqdm(range(options.epochs), desc="training", unit="epoch", disable=hvd.rank() != 0)
+    loss = tf.constant(0.0)
     for _ in progress:
         for images, labels in data:
             loss = step(images, labels)

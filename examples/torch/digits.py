@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -34,7 +35,8 @@ class Net(nn.Module):
         x = F.relu(self.conv1(x))
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         x = F.relu(self.hidden(x.flatten(1)))
-        return self.output(F.dropout(x, 0.25, self.training))
+        logits: torch.Tensor = self.output(F.dropout(x, 0.25, self.training))
+        return logits
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
@@ -55,7 +57,8 @@ def main() -> None:
     torch.manual_seed(1 + hvd.rank())
     torch.set_num_threads(1)
     train, test = digits()
-    sampler = DistributedSampler(train, hvd.size(), hvd.rank(), seed=0)  # 2: each rank its own samples
+    # 2: each rank its own samples
+    sampler: DistributedSampler[Any] = DistributedSampler(train, hvd.size(), hvd.rank(), seed=0)
     loader = DataLoader(train, options.batch_size // hvd.size(), sampler=sampler)
 
     model = Net()
@@ -67,6 +70,7 @@ def main() -> None:
 
     start = time.perf_counter()
     progress = tqdm(range(options.epochs), desc="training", unit="epoch", disable=hvd.rank() != 0)
+    loss = torch.tensor(0.0)
     for epoch in progress:
         sampler.set_epoch(epoch)
         for images, labels in loader:
@@ -88,7 +92,8 @@ def test_accuracy(model: nn.Module, test: TensorDataset) -> float:
     model.eval()
     images, labels = test.tensors
     with torch.no_grad():
-        return (model(images).argmax(1) == labels).float().mean().item()
+        right: torch.Tensor = model(images).argmax(1) == labels
+    return right.float().mean().item()
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def main() -> None:
         batch_size = max(options.batch_size // hvd.size(), 1)
         while state.epoch < options.epochs:
             loader = DataLoader(train_set, batch_size, sampler=state.sampler)
+            loss = torch.tensor(0.0)
             for step, (images, labels) in enumerate(loader):
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(images), labels)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 import corro.torch as hvd
 
 
-def options(description: str, batch_size: int) -> argparse.Namespace:
+def options(description: str | None, batch_size: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=batch_size, help="of each rank")
     parser.add_argument("--warmup", type=int, default=3, help="iterations before the clock starts")
@@ -36,7 +36,7 @@ def measure(step: Callable[[], None], chosen: argparse.Namespace, each: bool = F
     """Runs `step` again and again; rank 0 tells images per second, and every iteration's time if `each`."""
     for _ in range(chosen.warmup):
         step()
-    times = []
+    times: list[float] = []
     hvd.barrier()
     progress = tqdm(range(chosen.iterations), unit="iteration", disable=hvd.rank() != 0 or each)
     for number in progress:

@@ -21,6 +21,8 @@ TEXT = Path(__file__).with_name("sonnets.txt")
 
 
 class Writer(nn.Module):
+    future: torch.Tensor
+
     def __init__(self, letters: int, context: int, width: int = 96, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
         self.letter = nn.Embedding(letters, width)
@@ -33,7 +35,8 @@ class Writer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         length = x.shape[1]
         y = self.letter(x) + self.place(torch.arange(length))
-        return self.output(self.layers(y, mask=self.future[:length, :length]))
+        logits: torch.Tensor = self.output(self.layers(y, mask=self.future[:length, :length]))
+        return logits
 
     @torch.no_grad()
     def write(self, start: torch.Tensor, count: int) -> torch.Tensor:
@@ -66,6 +69,7 @@ def main() -> None:
 
     start = time.perf_counter()
     progress = tqdm(range(options.steps), unit="step", disable=hvd.rank() != 0)
+    loss = torch.tensor(0.0)
     for _ in progress:
         # Every rank draws its own passages: its generator was seeded with its rank.
         places = torch.randint(len(data) - options.context - 1, (options.batch_size,))

@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from corro import runner as runner
+    from corro.runner import run as run
 
 # The version of Horovod whose interface this is.
 __version__ = "0.28.1"

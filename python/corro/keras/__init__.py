@@ -8,9 +8,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from corro._front import basics as _basics
 from corro._front.arguments import Adasum, Average, Sum
-from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lists them
+from corro._front.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._keras import patches, saving
@@ -42,12 +64,33 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
     "elastic",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
     "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
     "reducescatter",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
 ]
-__all__ += _basics.__all__
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

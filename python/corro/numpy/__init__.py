@@ -30,15 +30,36 @@ from corro._front.arguments import (
     rows_to_send,
     scatter_reduction,
 )
-from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lists them
-from corro._front.basics import __all__ as _basic_names
+from corro._front.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro._front.waiting import barrier, join, poll, synchronize
 from corro._native import Output
 
-__all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
-    *_basic_names,
+__all__ = [
     "Adasum",
     "Average",
     "HorovodInternalError",
@@ -63,17 +84,39 @@ __all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
     "broadcast_",
     "broadcast_async_",
     "broadcast_object",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
     "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
+    "rank",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "rocm_built",
     "shared_empty",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
 

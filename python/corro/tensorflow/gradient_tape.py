@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -11,6 +11,9 @@ from corro._front.process_sets import ProcessSet, global_process_set
 from corro.tensorflow._reduction import Reduction, checked_groups
 from corro.tensorflow.compression import Compression
 from corro.tensorflow.util import as_it_is
+
+if TYPE_CHECKING:
+    from corro.tensorflow._types import DistributedTape
 
 
 class _Distributed:
@@ -71,7 +74,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> DistributedTape:
     """A tape like `gradtape`, which goes on being it, whose `gradient` reduces over all ranks."""
     groups = checked_groups(groups, num_groups)
     options = (device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor)
@@ -99,7 +102,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> DistributedTape:
     """As `DistributedGradientTape`, but the weights of some layers are each rank's own."""
     layers = layers_of(local_layers)
     tape = DistributedGradientTape(

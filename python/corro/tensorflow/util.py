@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-# Marks what users call in a `tf.function`: there is nothing in it for AutoGraph to convert, which takes long and loses
-# the types of exceptions.
-as_it_is = tf.autograph.experimental.do_not_convert
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def as_it_is(function: Function) -> Function:
+    """Marks what users call in a `tf.function`: there is nothing in it for AutoGraph to convert, which takes long and loses
+    the types of exceptions.
+    """
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 class InvalidArgument(tf.errors.InvalidArgumentError, ValueError, TypeError):

@@ -6,8 +6,8 @@ Every operation comes as a function that waits for its result and as `..._async`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
 import torch
 
@@ -26,8 +26,30 @@ from corro._front.arguments import (
     scatter_reduction,
     set_size,
 )
-from corro._front.basics import *  # noqa: F403 - who we are; basics.__all__ lists them
-from corro._front.basics import __all__ as _basic_names
+from corro._front.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._front.waiting import barrier, poll, synchronize
 from corro.common.basics import HorovodBasics
@@ -44,8 +66,7 @@ from corro.torch._grouped import (
 )
 from corro.torch.compression import Compression
 
-__all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
-    *_basic_names,
+__all__ = [
     "Adasum",
     "Average",
     "HorovodInternalError",
@@ -66,6 +87,13 @@ __all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -74,11 +102,26 @@ __all__ = [  # noqa: PLE0604 - `_basic_names` is a list of names
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
     "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
+    "rank",
     "reducescatter",
     "reducescatter_async",
+    "rocm_built",
+    "shutdown",
+    "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
 
@@ -219,12 +262,23 @@ def broadcast_async_(
     return _eager.in_place_async("broadcast", tensor, process_set, name, Sum, 1.0, 1.0, root_rank)
 
 
+@overload
+def alltoall(
+    tensor: torch.Tensor, splits: None = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor: ...
+@overload
 def alltoall(
     tensor: torch.Tensor,
-    splits: Any = None,
+    splits: Sequence[int] | torch.Tensor,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Sequence[int] | torch.Tensor | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sends consecutive rows to each rank; gives the rows received, and how many from whom if `splits` was given."""
     if is_compiling():
         return _compiled.alltoall(tensor, splits, process_set, name)

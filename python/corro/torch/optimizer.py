@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from corro.torch._facts import of_round, of_start
 from corro.torch._reducer import Reducer, numbered
 from corro.torch.compression import Compression
 from corro.torch.mpi_ops import synchronize as wait
+
+if TYPE_CHECKING:
+    from corro.torch._types import Distributed
 
 Names = dict[torch.Tensor, str]
 
@@ -35,7 +38,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> torch.optim.Optimizer:
+) -> Distributed:
     """The same optimizer, whose `step` works with gradients reduced over all ranks of the set.
 
     The result is an instance of a subclass of the optimizer's class, with the same name, and shares its parameter

@@ -264,7 +264,7 @@ def send_to_data_service(
     )
 
 
-tf.data.Dataset.send_to_data_service = send_to_data_service
+tf.data.Dataset.send_to_data_service = send_to_data_service  # type: ignore[attr-defined]
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:

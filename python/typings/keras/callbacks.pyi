@@ -1,0 +1,9 @@
+from typing import Any
+
+class Callback:
+    model: Any
+    params: dict[str, Any]
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None: ...
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None: ...
+
+def __getattr__(name: str) -> Any: ...

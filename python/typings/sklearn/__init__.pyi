@@ -1,0 +1,1 @@
+# scikit-learn has no types: here is what the examples use.

@@ -1,0 +1,3 @@
+from typing import Any
+
+def train_test_split(*arrays: Any, **options: Any) -> list[Any]: ...

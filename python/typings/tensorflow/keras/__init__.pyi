@@ -1,0 +1,4 @@
+# Keras has no types.
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
