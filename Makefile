@@ -13,7 +13,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 FUZZ_SECONDS ?= 3
 
-.PHONY: help demo test check lint unit python fuzz gen wheel versions bench deep clean
+.PHONY: help demo test check lint audit unit python fuzz gen wheel versions bench deep clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -24,13 +24,15 @@ demo: ## train on handwritten digits with PyTorch, on two processes
 	.venv-test/bin/corro run -np 2 examples/torch/digits.py
 
 test: lint unit python fuzz ## everything CI runs
+	@python3 scripts/slowest.py target/pytest-new.xml target/pytest-tf.xml
 	@echo "make test: all passed"
 
 check: lint ## the fast part of the tests
 	$(CARGO) test --workspace --lib --bins
 
-lint: ## format, clippy, floors, circles, sizes, generated files
+lint: ## format, spelling, clippy, floors, circles, sizes, generated files
 	$(CARGO) fmt --all --check
+	scripts/spelling
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	python3 scripts/floors.py
 	python3 scripts/circles.py
@@ -40,6 +42,10 @@ lint: ## format, clippy, floors, circles, sizes, generated files
 		|| { echo "docs/environment.md is stale: run 'make gen'"; exit 1; }
 	$(CARGO) run --quiet -p corro-launch --example man_pages target/man
 	diff -ru docs/man target/man || { echo "docs/man is stale: run 'make gen'"; exit 1; }
+	python3 scripts/audit.py --quick
+
+audit: ## licences and known weaknesses of what we depend on; needs their databases
+	python3 scripts/audit.py
 
 unit: ## unit, conformance, fault and process tests
 	scripts/mpi_env
