@@ -99,11 +99,10 @@ impl Options {
 fn longest_stall(warn: Duration, stall: Option<Duration>, timeout: Option<Duration>) -> (Duration, bool) {
     match (stall, timeout) {
         (Some(stall), _) if !stall.is_zero() && stall < warn => (Duration::ZERO, true),
-        (Some(_), _) if warn.is_zero() => (Duration::ZERO, false),
-        (Some(stall), _) => (stall, false),
         (None, Some(timeout)) => (timeout, false),
         // Who wants to hear nothing of stalls knows that there are some.
-        (None, None) if warn.is_zero() => (Duration::ZERO, false),
+        _ if warn.is_zero() => (Duration::ZERO, false),
+        (Some(stall), _) => (stall, false),
         (None, None) => (Rules::default().stalls.shutdown, false),
     }
 }

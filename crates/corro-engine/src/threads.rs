@@ -108,7 +108,7 @@ impl Threads {
     }
 
     /// This thread waits until what is given here is dropped.
-    pub(crate) fn wait<'a>(self: &'a Arc<Self>, set: u32, promise: usize) -> Asleep<'a> {
+    pub(crate) fn wait(self: &Arc<Self>, set: u32, promise: usize) -> Asleep<'_> {
         self.take_part();
         let waiting = Waiting { set, promise };
         let mut inner = self.lock();

@@ -152,7 +152,7 @@ impl ProcessSet {
                 st.queue.push_back(Job::Tune(tuning(knobs)));
                 self.wake_runner();
             }
-            Action::Over(error) => self.end(st, now, error),
+            Action::Over(error) => self.end(st, now, &error),
         }
     }
 
@@ -193,7 +193,7 @@ impl ProcessSet {
     }
 
     /// The job is over, or this set is.
-    fn end(&self, st: &mut State, now: Duration, error: Error) {
+    fn end(&self, st: &mut State, now: Duration, error: &Error) {
         st.over = Some(error.clone());
         st.wires.expect_end();
         // After an orderly shutdown what was agreed on before still runs, on all ranks; otherwise they would
@@ -209,13 +209,13 @@ impl ProcessSet {
             .flat_map(|agreed| agreed.iter().map(|a| a.name.clone()))
             .collect();
         // First, so that a program that hears of it from its ticket finds the engine over.
-        self.core.note_end(self.id, &error);
+        self.core.note_end(self.id, error);
         st.after.push(After::Over(error.clone()));
         // What runs is still being used; it fails when it comes back.
         let waiting =
             |(name, entry): (&String, &Entry)| (entry.tensor.is_some() && !told.contains(name)).then(|| name.clone());
         for name in st.entries.iter().filter_map(waiting).collect::<Vec<_>>() {
-            st.refuse(now, &name, &error);
+            st.refuse(now, &name, error);
         }
         let parked = st.parking.clear();
         for promise in st.joins.drain(..).chain(st.doomed.drain(..)).chain(parked) {
