@@ -1,0 +1,91 @@
+"""Runs what the documentation shows: every Python block and every command, except where the page says why not."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import docs_pages
+import pytest
+from conftest import FRAMEWORK
+from docs_pages import Page
+
+from corro._command import program
+
+# A page without a framework is run once, with torch's environment.
+PAGES = [page for page in docs_pages.all_pages() if page.framework in {FRAMEWORK, "none" if FRAMEWORK == "torch" else ""}]
+SECONDS = 240
+
+
+def environment() -> dict[str, str]:
+    here = Path(sys.executable).parent
+    return {
+        **os.environ,
+        "PATH": f"{Path(program()).parent}:{here}:{os.environ['PATH']}",
+        "CORRO_TIMEOUT": "60",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        "KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "tensorflow"),
+    }
+
+
+def run(command: list[str], folder: Path) -> str:
+    """What it prints, both streams; fails the test with it if it fails."""
+    job = subprocess.run(
+        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    if job.returncode:
+        pytest.fail(f"{' '.join(command)}\nended with {job.returncode}:\n{job.stdout[-4000:]}", pytrace=False)
+    return job.stdout
+
+
+def differs(shown: str, printed: str) -> str | None:
+    """What the page shows beside what came; `...` stands for anything."""
+    pattern = ".*?".join(re.escape(part) for part in "\n".join(line.rstrip() for line in shown.splitlines()).split("..."))
+    printed = "\n".join(line.rstrip() for line in printed.strip().splitlines())
+    if re.fullmatch(pattern, printed, re.DOTALL):
+        return None
+    return "\n".join(difflib.unified_diff(shown.splitlines(), printed.splitlines(), "the page shows", "it prints", lineterm=""))
+
+
+@pytest.mark.timeout(SECONDS + 30)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page: Page, tmp_path: Path) -> None:
+    for block in page.blocks:
+        if block.reason_not_run is not None:
+            continue
+        if block.file is not None:
+            (tmp_path / block.file).write_text(block.text)
+        elif block.language == "console":
+            for command, shown in docs_pages.commands(block):
+                printed = run(["bash", "-c", command], tmp_path)
+                if shown and block.compared and (difference := differs(shown, printed)):
+                    pytest.fail(f"{page.name}:{block.line}: {command}\n{difference}", pytrace=False)
+    script = page.python()
+    if script:
+        file = tmp_path / f"{page.path.stem}.py"
+        file.write_text(script)
+        run([program(), "run", "-np", str(page.ranks), sys.executable, str(file)], tmp_path)
+
+
+def test_pages_that_are_wrong_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docs_pages, "REPOSITORY", tmp_path)
+    page = tmp_path / "page.md"
+    for text, word in {
+        "```sh\nls\n```\n": "neither run nor said",
+        "<!-- not run -->\n```console\n$ ls\n```\n": "needs a reason",
+        "<!-- page: rank=2 -->\n": "no setting",
+    }.items():
+        page.write_text(text)
+        with pytest.raises(ValueError, match=word):
+            docs_pages.read(page)
+    page.write_text("```python\nx = 1\n```\ntext\n```python\nraise ValueError\n```\n")
+    assert docs_pages.read(page).python().splitlines().index("raise ValueError") == 5
+    page.write_text("```console\n$ echo a; \\\n  echo b\na\nb\n$ true\n```\n")
+    assert docs_pages.commands(docs_pages.read(page).blocks[0]) == [("echo a; echo b", "a\nb"), ("true", "")]
+    assert differs("a ... z", "a b\nc z") is None
+    assert differs("a ... z", "a b\nc y") is not None
