@@ -13,10 +13,10 @@ SHELL := /bin/bash
 CARGO ?= cargo
 FUZZ_SECONDS ?= 3
 
-.PHONY: help demo test check lint audit unit python fuzz gen wheel versions bench deep clean
+.PHONY: help demo test check lint audit unit python fuzz gen wheel wheel-aarch64 aarch64 docs versions bench deep clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 demo: ## train on handwritten digits with PyTorch, on two processes
 	CORRO_GLIBC=here scripts/wheel
@@ -87,6 +87,15 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	scripts/python_install tf
 	.venv-test-tf/bin/corro run -np 2 .venv-test-tf/bin/python bench/tensorflow_ops.py
 	.venv-test-tf/bin/python bench/keras_fit.py
+
+wheel-aarch64: ## the same for 64-bit ARM, built here by zig, into dist/aarch64/
+	CORRO_ARCH=aarch64 scripts/wheel
+
+aarch64: wheel-aarch64 ## that wheel and the NEON kernels, tested under qemu-user (Debian or Ubuntu, as root)
+	scripts/aarch64_test
+
+docs: ## the documentation site, into docs/_build/html
+	scripts/docs
 
 versions: wheel ## the same wheel with an old torch and an old TensorFlow, and with Python 3.12 where there is one
 	scripts/python_test old
