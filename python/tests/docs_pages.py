@@ -6,6 +6,7 @@ A page says how it is run in comments that readers do not see:
     <!-- file: train.py -->                   the next block is a file, for commands further down
     <!-- not run: needs two servers -->       the next block is only shown, for this reason
     <!-- not compared -->                     the output below a command is an example
+    <!-- before: model = ... -->              Python that a reader does not need to see, for the blocks below; may have many lines
 
 Python blocks of a page run in order, as one script. Lines that begin with `$ ` in `console` blocks run in bash, in a folder with
 the page's files, one after the other; what is shown below them must be what they print, if the comment above does not say otherwise.
@@ -22,7 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
 SHOWN = {"", "text", "yaml", "toml", "json"}
 RUN = {"python", "console"}
 BLOCK = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL)
-COMMENT = re.compile(r"<!--\s*(page|file|not run|not compared)(?::\s*(.*?))?\s*-->")
+COMMENT = re.compile(r"<!--\s*(page|file|not run|not compared|before)(?::\s*(.*?))?\s*-->", re.DOTALL)
 
 
 @dataclass
@@ -86,6 +87,8 @@ def read(path: Path) -> Page:
                 block.reason_not_run = comment[2]
             elif comment[1] == "not compared":
                 block.compared = False
+            elif comment[1] == "before":
+                page.blocks.append(Block("python", comment[2] + "\n", text.count("\n", 0, comment.start()) + 1))
         previous = match.end()
         known = (
             block.file is not None
