@@ -49,6 +49,9 @@ class Page:
     def name(self) -> str:
         return str(self.path.relative_to(REPOSITORY))
 
+    def has_commands(self) -> bool:
+        return any(block.language == "console" and block.reason_not_run is None for block in self.blocks)
+
     def python(self) -> str:
         """The blocks that are one script, each at the line where it stands in the page, so that errors name that line."""
         lines: list[str] = []

@@ -53,8 +53,8 @@ def differs(shown: str, printed: str) -> str | None:
 
 
 @pytest.mark.timeout(SECONDS + 30)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_page(page: Page, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if page.has_commands()], ids=lambda page: page.name)
+def test_commands(page: Page, tmp_path: Path) -> None:
     for block in page.blocks:
         if block.reason_not_run is not None:
             continue
@@ -65,11 +65,32 @@ def test_page(page: Page, tmp_path: Path) -> None:
                 printed = run(["bash", "-c", command], tmp_path)
                 if shown and block.compared and (difference := differs(shown, printed)):
                     pytest.fail(f"{page.name}:{block.line}: {command}\n{difference}", pytrace=False)
-    script = page.python()
-    if script:
-        file = tmp_path / f"{page.path.stem}.py"
-        file.write_text(script)
-        run([program(), "run", "-np", str(page.ranks), sys.executable, str(file)], tmp_path)
+
+
+# Pages run one after the other in one job: most of what a job takes is the import of the framework.
+IN_TURN = """
+import runpy, sys
+import corro.numpy as hvd
+for page in sys.argv[1:]:
+    try:
+        runpy.run_path(page, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, f"{page} ended with {end.code}"
+    hvd.shutdown()
+"""
+
+
+@pytest.mark.timeout(SECONDS + 30)
+@pytest.mark.parametrize("ranks", sorted({page.ranks for page in PAGES if page.python()}))
+def test_python(ranks: int, tmp_path: Path) -> None:
+    scripts = []
+    for page in PAGES:
+        if page.ranks == ranks and (script := page.python()):
+            scripts.append(tmp_path / f"{page.path.stem}.py")
+            scripts[-1].write_text(script)
+    driver = tmp_path / "in_turn.py"
+    driver.write_text(IN_TURN)
+    run([program(), "run", "-np", str(ranks), sys.executable, str(driver), *map(str, scripts)], tmp_path)
 
 
 def test_pages_that_are_wrong_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
