@@ -110,3 +110,23 @@ def test_pages_that_are_wrong_are_found(tmp_path: Path, monkeypatch: pytest.Monk
     assert docs_pages.commands(docs_pages.read(page).blocks[0]) == [("echo a; echo b", "a\nb"), ("true", "")]
     assert differs("a ... z", "a b\nc z") is None
     assert differs("a ... z", "a b\nc y") is not None
+
+
+def test_messages_that_troubleshooting_explains_exist() -> None:
+    """A message that is changed in the source is changed on the page, too."""
+    sources = "\n".join(
+        re.sub(r'\\\n\s*|"\s*\n\s*"', "", file.read_text())
+        for folder in ("crates", "python/corro")
+        for file in (docs_pages.REPOSITORY / folder).rglob("*")
+        if file.suffix in {".rs", ".py"} and "tests" not in file.parts
+    )
+    page = (docs_pages.REPOSITORY / "docs/troubleshooting.md").read_text()
+    messages = [
+        message
+        for line in page.splitlines()
+        if line.startswith("| `")
+        for message in re.findall(r"`([^`]+)`", line.split(" | ")[0])
+    ]
+    assert len(messages) > 20
+    missing = [message for message in messages if message not in sources]
+    assert not missing, f"docs/troubleshooting.md explains what nobody says: {missing}"
