@@ -17,15 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # crate: the files of each circle, as seen from its `src`.
 KNOWN: dict[str, list[set[str]]] = {
-    "corro-collectives": [
-        {"choice.rs", "tuning.rs"},
-        {"algorithms/hierarchical.rs", "allreduce.rs", "group.rs"},
-    ],
     "corro-kernels": [{"avx2.rs", "avx512.rs", "dispatch.rs", "instantiate.rs", "neon.rs", "scalar.rs"}],
     "corro-python": [
         {"tensorflow/kernel.rs", "tensorflow/ops.rs", "tensorflow/run.rs"},
     ],
-    "corro-transport": [{"tcp/socket.rs", "tls.rs"}, {"place.rs", "place/meeting_file.rs"}],
 }
 
 USE = re.compile(r"(?P<visible>\bpub(?:\([^)]*\))?\s+)?\buse\s+(?P<tree>[^;]+);")

@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut server = Server::new(secret.clone(), serves, Binding::Plain);
     if mode & 2 != 0 {
         let purpose = if mode & 4 == 0 {
-            Purpose::Link { from: 5, to: 2, group: GroupId(7), index: 0, count: 1 }
+            Purpose::Link { from: 5, to: 2, group: GroupId(7), index: 0, count: 1, control: false }
         } else {
             Purpose::Store
         };

@@ -8,11 +8,12 @@ use corro_transport::Links;
 
 use crate::algorithms::adasum::{self, Swap};
 use crate::algorithms::hierarchical::Carriers;
-use crate::algorithms::{direct, halving_doubling, hierarchical, ring, tree};
-use crate::choice::{Algorithm, Collective, Topology, Wishes, choose};
+use crate::algorithms::{Algorithm, direct, hierarchical};
+use crate::choice::{Wishes, choose};
+use crate::collective::{Collective, Topology};
 use crate::element::Element;
 use crate::executor::{self, Arithmetic, Buffers, SCRATCH};
-use crate::group::{Group, SHORT};
+use crate::group::Group;
 use crate::pieces::{Pieces, Tensor};
 use crate::reduction::Reduction;
 use crate::schedule::{Action, Builder, Schedule};
@@ -54,7 +55,7 @@ impl Group {
         }
         if self.size() == 1 {
             pieces.settle(0..bytes);
-            scale(&mut pieces, how.dtype, how.factor(1));
+            pieces.scale(how.dtype, how.factor(1));
             return Ok(());
         }
         self.begin(Collective::Allreduce, Some(how), bytes);
@@ -99,7 +100,10 @@ impl Group {
     /// other ranks of the host; it is this rank's own between collectives.
     pub fn shared(&mut self) -> &mut [u8] {
         match self.channel.team.as_mut() {
-            Some(team) => team.area(),
+            Some(team) => {
+                let all = 0..team.area_bytes();
+                team.area(all)
+            }
             None => {
                 self.own_area.resize(self.area, 0);
                 &mut self.own_area
@@ -141,7 +145,7 @@ impl Group {
             let starts = pieces.starts().to_vec();
             let mut swaps = LinkSwaps { links: &mut self.channel.links, scratch: &mut self.scratch };
             with_one_buffer(pieces, |data| adasum::allreduce(&mut swaps, &self.all, data, &starts, how.dtype))?;
-            scale(pieces, how.dtype, how.postscale);
+            pieces.scale(how.dtype, how.postscale);
             return Ok(());
         }
         let arithmetic = self.arithmetic(how);
@@ -161,7 +165,7 @@ impl Group {
                 let Self { channel, all, scratch, tuning, .. } = self;
                 scratch.resize(SCRATCH, 0);
                 with_one_buffer(pieces, |data| {
-                    let plan = plan(all, data.len(), arithmetic.dtype, algorithm, *tuning);
+                    let plan = plan(all, data.len(), arithmetic.dtype, algorithm, *tuning)?;
                     executor::run(
                         &mut channel.links,
                         plan,
@@ -204,17 +208,12 @@ impl Group {
 }
 
 /// How `subset` allreduces `bytes` bytes over links.
-fn plan(subset: &Subset, bytes: usize, dtype: DType, algorithm: Algorithm, tuning: Tuning) -> Schedule {
+fn plan(subset: &Subset, bytes: usize, dtype: DType, algorithm: Algorithm, tuning: Tuning) -> Result<Schedule> {
     let mut b = Builder::cutting(tuning.segment);
     let chunk = |m| direct::element_share(bytes, subset.size(), m, dtype);
     let chunks: Vec<Range<usize>> = (0..subset.size()).map(chunk).collect();
-    match algorithm {
-        Algorithm::Tree => tree::allreduce(&mut b, subset, &(0..bytes)),
-        Algorithm::HalvingDoubling if bytes <= SHORT => halving_doubling::allreduce_short(&mut b, subset, &(0..bytes)),
-        Algorithm::HalvingDoubling => halving_doubling::allreduce(&mut b, subset, &chunks),
-        _ => ring::allreduce(&mut b, subset, &chunks),
-    }
-    b.finish()
+    algorithm.plan(|planner| planner.allreduce)?(&mut b, subset, &chunks);
+    Ok(b.finish())
 }
 
 /// A hierarchical allreduce. Between hosts it is an allreduce among ranks that are each on a host of their own.
@@ -228,16 +227,9 @@ fn by_hosts(
     let between = move |subset: &Subset, bytes: usize| {
         let algorithm =
             choose(Collective::Allreduce, Topology::OneEach, subset.size(), bytes, Wishes::default(), tuning)?;
-        Ok(plan(subset, bytes, how.dtype, algorithm, tuning))
+        plan(subset, bytes, how.dtype, algorithm, tuning)
     };
     hierarchical::Job { carriers, how, timeout, first, between }
-}
-
-pub(crate) fn scale(pieces: &mut Pieces<'_, '_>, dtype: DType, factor: f64) {
-    if factor != 1.0 {
-        let len = pieces.len();
-        pieces.write(0..len, |_, part| corro_kernels::scale(dtype, part, factor));
-    }
 }
 
 /// Runs `act` on the pieces as one buffer, packing them if there are several.

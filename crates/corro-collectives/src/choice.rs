@@ -6,42 +6,11 @@
 
 use corro_core::{Error, Result, config};
 
+use crate::algorithms::Algorithm;
+use crate::collective::{Collective, Topology};
 use crate::tuning::Tuning;
 
-/// A way to run a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Algorithm {
-    /// Through memory shared by all ranks; one host only.
-    Direct,
-    /// Around the ring.
-    Ring,
-    /// Recursive halving and doubling.
-    HalvingDoubling,
-    /// Up and down a binomial tree.
-    Tree,
-    /// Shared memory inside hosts, several ranks at once between them.
-    Hierarchical,
-    /// Everyone with everyone.
-    Pairwise,
-}
-
 impl Algorithm {
-    /// Every algorithm, for tables and tests.
-    pub const ALL: [Self; 6] =
-        [Self::Direct, Self::Ring, Self::HalvingDoubling, Self::Tree, Self::Hierarchical, Self::Pairwise];
-
-    /// Its name in `CORRO_ALGORITHM` and in messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Ring => "ring",
-            Self::HalvingDoubling => "halving_doubling",
-            Self::Tree => "tree",
-            Self::Hierarchical => "hierarchical",
-            Self::Pairwise => "pairwise",
-        }
-    }
-
     /// What `CORRO_ALGORITHM` asks for.
     pub fn from_env() -> Result<Option<Self>> {
         let Some(name) = config::ALGORITHM.value() else { return Ok(None) };
@@ -53,48 +22,16 @@ impl Algorithm {
     }
 
     /// Whether it can run `collective` on `topology` at all.
-    pub const fn fits(self, collective: Collective, topology: Topology) -> bool {
-        use Collective as C;
+    pub fn fits(self, collective: Collective, topology: Topology) -> bool {
         match self {
-            Self::Direct => matches!(topology, Topology::OneHost),
-            Self::Ring => !matches!(collective, C::Alltoall | C::Barrier),
-            Self::HalvingDoubling => matches!(collective, C::Allreduce | C::Reducescatter | C::Allgather),
-            Self::Tree => matches!(collective, C::Allreduce | C::Broadcast),
+            Self::Direct => topology == Topology::OneHost,
             Self::Hierarchical => {
-                matches!(collective, C::Allreduce | C::Broadcast) && matches!(topology, Topology::SharedHosts)
+                matches!(collective, Collective::Allreduce | Collective::Broadcast) && topology == Topology::SharedHosts
             }
-            Self::Pairwise => matches!(collective, C::Alltoall | C::Barrier),
+            // Schedules run over any links.
+            _ => self.planner().is_some_and(|planner| planner.plans(collective)),
         }
     }
-}
-
-/// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names say it all")]
-pub enum Collective {
-    Allreduce,
-    Allgather,
-    Broadcast,
-    Alltoall,
-    Reducescatter,
-    Barrier,
-}
-
-impl Collective {
-    /// Every collective, for tables and tests.
-    pub const ALL: [Self; 6] =
-        [Self::Allreduce, Self::Allgather, Self::Broadcast, Self::Alltoall, Self::Reducescatter, Self::Barrier];
-}
-
-/// How the ranks of a group lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Topology {
-    /// All on one host.
-    OneHost,
-    /// Each on a host of its own.
-    OneEach,
-    /// Several hosts, some with several ranks.
-    SharedHosts,
 }
 
 /// One row: fits groups of at least `ranks` ranks and data of at most `bytes`.
@@ -208,6 +145,12 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_user_may_name_every_algorithm() {
+        let names = Algorithm::ALL.map(Algorithm::name);
+        assert_eq!(config::ALGORITHM.kind, config::Kind::OneOf(&names), "what CORRO_ALGORITHM takes");
     }
 
     #[test]

@@ -12,10 +12,11 @@ use corro_core::shape::share;
 use corro_core::{Error, GroupId, Rank, ReduceOp, Result};
 use corro_transport::{Channel, Fabric, Withdrawal};
 
+use crate::algorithms::halving_doubling::SHORT;
 use crate::algorithms::hierarchical::Carriers;
-use crate::algorithms::{direct, halving_doubling, pairwise, ring, tree};
-use crate::allreduce::scale;
-use crate::choice::{Algorithm, Collective, Topology, Wishes, choose};
+use crate::algorithms::{Algorithm, direct, ring, tree};
+use crate::choice::{Wishes, choose};
+use crate::collective::{Collective, Topology};
 use crate::element::Element;
 use crate::executor::{self, Arithmetic, Buffers, SCRATCH};
 use crate::pieces::{Pieces, Tensor};
@@ -23,9 +24,6 @@ use crate::reduction::Reduction;
 use crate::schedule::Builder;
 use crate::subset::Subset;
 use crate::tuning::Tuning;
-
-/// Up to this many bytes, halving and doubling exchanges everything at once instead of parts.
-pub(crate) const SHORT: usize = 16 << 10;
 
 /// Ranks that run collectives together. See the crate's page for an example.
 pub struct Group {
@@ -147,10 +145,10 @@ impl Group {
         self.begin(Collective::Allgather, None, total);
         self.guarded(|group| match (group.choose(Collective::Allgather, total)?, &mut group.channel.team) {
             (Algorithm::Direct, Some(team)) => direct::allgather(team, &places, output, group.timeout),
-            (algorithm, _) => group.run(&[], output, None, |b, s| match algorithm {
-                Algorithm::HalvingDoubling => halving_doubling::allgather(b, s, &places),
-                _ => ring::allgather(b, s, &places),
-            }),
+            (algorithm, _) => {
+                let plan = algorithm.plan(|planner| planner.allgather)?;
+                group.run(&[], output, None, |b, s| plan(b, s, &places))
+            }
         })
     }
 
@@ -175,10 +173,10 @@ impl Group {
         self.guarded(|group| match (group.choose(Collective::Broadcast, bytes)?, &mut group.channel.team) {
             (Algorithm::Direct, Some(team)) => direct::broadcast(team, root, data, group.timeout),
             (Algorithm::Hierarchical, _) => group.broadcast_by_hosts(data, root),
-            (algorithm, _) => group.run(&[], data, None, |b, s| match algorithm {
-                Algorithm::Tree => tree::broadcast(b, s, root, &(0..bytes)),
-                _ => ring::broadcast(b, s, root, 0..bytes),
-            }),
+            (algorithm, _) => {
+                let plan = algorithm.plan(|planner| planner.broadcast)?;
+                group.run(&[], data, None, |b, s| plan(b, s, root, 0..bytes))
+            }
         })
     }
 
@@ -234,9 +232,10 @@ impl Group {
             (Algorithm::Direct, Some(team)) => {
                 direct::alltoall(team, input, &out, output, &into, longest, group.timeout)
             }
-            _ => {
+            (algorithm, _) => {
+                let plan = algorithm.plan(|planner| planner.alltoall)?;
                 output[into[me].clone()].copy_from_slice(&input[out[me].clone()]);
-                group.run(input, output, None, |b, s| pairwise::alltoall(b, s, &out, &into))
+                group.run(input, output, None, |b, s| plan(b, s, &out, &into))
             }
         })
     }
@@ -284,7 +283,7 @@ impl Group {
         };
         if self.size() == 1 {
             output.copy_from_slice(input);
-            scale(&mut Pieces::new(&mut [Tensor::in_place(output)]), how.dtype, how.factor(1));
+            Pieces::new(&mut [Tensor::in_place(output)]).scale(how.dtype, how.factor(1));
             return Ok(());
         }
         if input.is_empty() {
@@ -297,11 +296,9 @@ impl Group {
                 direct::reducescatter(team, input, &chunks, output, arithmetic, group.timeout)
             }
             (algorithm, _) => {
+                let plan = algorithm.plan(|planner| planner.reducescatter)?;
                 let mut work = input.to_vec();
-                group.run(&[], &mut work, Some(arithmetic), |b, s| match algorithm {
-                    Algorithm::HalvingDoubling => halving_doubling::reducescatter(b, s, &chunks),
-                    _ => ring::reducescatter(b, s, &chunks),
-                })?;
+                group.run(&[], &mut work, Some(arithmetic), |b, s| plan(b, s, &chunks))?;
                 output.copy_from_slice(&work[mine]);
                 Ok(())
             }
@@ -315,7 +312,10 @@ impl Group {
         }
         self.guarded(|group| match (group.choose(Collective::Barrier, 0)?, &mut group.channel.team) {
             (Algorithm::Direct, Some(team)) => team.barrier(group.timeout),
-            _ => group.run(&[], &mut [0], None, pairwise::barrier),
+            (algorithm, _) => {
+                let plan = algorithm.plan(|planner| planner.barrier)?;
+                group.run(&[], &mut [0], None, plan)
+            }
         })
     }
 
@@ -404,7 +404,7 @@ impl Group {
             let subset = Subset::of(members, self.carriers.here());
             let mut b = Builder::cutting(self.tuning.segment);
             if data.len() <= SHORT {
-                tree::broadcast(&mut b, &subset, at, &(0..data.len()));
+                tree::broadcast(&mut b, &subset, at, 0..data.len());
             } else {
                 ring::broadcast(&mut b, &subset, at, 0..data.len());
             }

@@ -26,7 +26,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `group`, `allreduce` | [`Group`]: the collectives as programs call them |
-//! | `choice` | which algorithm runs: a table |
+//! | `collective`, `choice` | what can be done, and which algorithm does it: a table |
 //! | `algorithms` | the algorithms, one a file |
 //! | `schedule` | plans: what a rank sends and receives, and what waits for what; no I/O |
 //! | `executor` | runs a plan over links |
@@ -38,6 +38,7 @@
 mod algorithms;
 mod allreduce;
 mod choice;
+mod collective;
 mod element;
 mod executor;
 mod group;
@@ -47,7 +48,8 @@ mod schedule;
 mod subset;
 mod tuning;
 
-pub use choice::{Algorithm, Collective, Topology};
+pub use algorithms::Algorithm;
+pub use collective::{Collective, Topology};
 pub use corro_core::{DType, Error, ReduceOp, Result};
 pub use element::Element;
 pub use group::Group;

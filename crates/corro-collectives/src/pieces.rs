@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use corro_core::{Error, Result};
+use corro_core::{DType, Error, Result};
 
 /// A tensor that is to be reduced.
 #[derive(Debug)]
@@ -106,6 +106,14 @@ impl<'a, 'b> Pieces<'a, 'b> {
     /// Where each tensor begins, and the end of all.
     pub(crate) fn starts(&self) -> &[usize] {
         &self.starts
+    }
+
+    /// Multiplies what is there.
+    pub(crate) fn scale(&mut self, dtype: DType, factor: f64) {
+        if factor != 1.0 {
+            let len = self.len();
+            self.write(0..len, |_, part| corro_kernels::scale(dtype, part, factor));
+        }
     }
 
     /// Calls `act` with each part of `range` that this member brings, and where it begins, counted from the start of

@@ -3,7 +3,7 @@
 //! The default is what was measured to be good (`docs/performance.md`). None of this changes what collectives are *for*, but
 //! one knob may change the last bits of sums: see [`Tuning::reductions`].
 
-use crate::choice::Collective;
+use crate::collective::Collective;
 use crate::schedule::SEGMENT;
 
 /// See the module.

@@ -18,11 +18,18 @@ const MIB: usize = 1 << 20;
 #[ignore = "a rank that other tests start"]
 fn rank_process() {
     let Some(role) = job::role() else { return };
+    if role == "child" {
+        return say(Fabric::from_env().map_or_else(|error| error.to_string(), |_| "joined".into()));
+    }
     let fabric = Fabric::from_env().expect("joining the job");
     let mut world = Group::world(&fabric).expect("opening the world");
     match role.as_str() {
         "collectives" => collectives(&mut world),
         "memory" => memory(&mut world),
+        "parent" => {
+            say(job::start_child("child"));
+            collectives(&mut world);
+        }
         "loop" => {
             let mut data = vec![1f32; 300_000];
             say("in");
@@ -201,4 +208,64 @@ fn sockets_of(job: &Job) -> bool {
     let derived = job.secret.derive("job name");
     let name = format!("{:032x}", u128::from_be_bytes(derived[..16].try_into().expect("16 bytes")));
     std::fs::read_to_string("/proc/net/unix").unwrap_or_default().contains(&name)
+}
+
+/// A process with the environment of a rank is told whose it is, and the job goes on.
+fn children_are_no_ranks(plan: Plan<'_>) {
+    let mut job = plan.start();
+    for (rank, said) in job.hear_all().into_iter().enumerate() {
+        let holder = format!("rank {rank} of this job is held by process {} on ", job.pid(rank));
+        assert!(said.starts_with(&holder) && said.contains("__main__"), "{said}");
+    }
+    job.expect(0..3, "ok");
+    job.all_end_well();
+}
+
+#[test]
+fn a_child_of_a_rank_is_told_that_it_is_none() {
+    children_are_no_ranks(Plan::new("parent", 3));
+}
+
+/// As Open MPI starts ranks, which then meet by a file.
+fn without_our_launcher(rank: usize, command: &mut std::process::Command, namespace: &str, folder: &std::path::Path) {
+    for ours in ["CORRO_RANK", "CORRO_SIZE", "CORRO_RENDEZVOUS", "CORRO_SECRET"] {
+        command.env_remove(ours);
+    }
+    command.env("OMPI_COMM_WORLD_RANK", rank.to_string());
+    command.envs([("OMPI_COMM_WORLD_SIZE", "3"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"), ("PMIX_NAMESPACE", namespace)]);
+    command.env("CORRO_MEET_DIR", folder);
+}
+
+#[test]
+fn a_child_of_a_rank_that_another_launcher_started_is_told_that_it_is_none() {
+    let folder = std::env::temp_dir().join(format!("corro-children-{}", std::process::id()));
+    let namespace = format!("children-{}", std::process::id());
+    let adapt = |rank: usize, command: &mut std::process::Command| {
+        without_our_launcher(rank, command, &namespace, &folder);
+    };
+    children_are_no_ranks(Plan::new("parent", 3).adapt(adapt));
+    assert_eq!(std::fs::read_dir(&folder).expect("the folder").count(), 0, "something was left in it");
+    std::fs::remove_dir(&folder).expect("removing it");
+}
+
+/// One container a rank, with the network of the host: a rank's process number means nothing to the others.
+#[test]
+fn ranks_in_process_namespaces_of_their_own_share_memory() {
+    let adapt = |_: usize, command: &mut std::process::Command| job::put_into_pid_namespace(command);
+    let mut job = Plan::new("collectives", 3).adapt(adapt).start();
+    job.expect(0..3, "ok");
+    job.all_end_well();
+}
+
+#[test]
+fn a_death_in_another_process_namespace_is_noticed() {
+    let adapt = |_: usize, command: &mut std::process::Command| job::put_into_pid_namespace(command);
+    let job = Plan::new("loop", 3).adapt(adapt).start();
+    job.expect(0..3, "in");
+    // The process that was started waits for the rank, and takes it along.
+    job.signal(1, Signal::KILL);
+    for i in [0, 2] {
+        let said = job.hear(i);
+        assert!(said.contains("rank 1"), "{said}");
+    }
 }

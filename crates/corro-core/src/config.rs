@@ -125,7 +125,7 @@ variables! {
     JOB_ID = "CORRO_JOB_ID", horovod: None, default: "what the launcher around us calls the job", kind: Kind::Text,
         "Names the job where ranks meet without `corro run`. The same on all ranks, different from all other jobs of the user.";
     MEET_DIR = "CORRO_MEET_DIR", horovod: None, default: "$XDG_RUNTIME_DIR/corro on one host, ~/.corro/meet on several", kind: Kind::Text,
-        "Where rank 0 leaves word (address and secret, readable by the user only) for the others where ranks meet without `corro run`. On several hosts they must share it.";
+        "Where rank 0 writes a file (address and secret, readable by the user only) for the others where ranks meet without `corro run`. On several hosts they must share it.";
     RENDEZVOUS_PORT = "CORRO_RENDEZVOUS_PORT", horovod: None, default: "MASTER_PORT + 1, else any free one", kind: Kind::Count(0, 65_535),
         "The port of the rendezvous store, in the launcher or in rank 0.";
     ELASTIC = "CORRO_ELASTIC", horovod: Some("HOROVOD_ELASTIC"), default: "0", kind: Kind::Flag,
@@ -149,11 +149,11 @@ variables! {
     REMOTE_SHELL = "CORRO_REMOTE_SHELL", horovod: None, default: "ssh", kind: Kind::Text,
         "A program that is run as `PROGRAM HOST COMMAND` in place of ssh.";
     TLS = "CORRO_TLS", horovod: None, default: "0", kind: Kind::Flag,
-        "1: all traffic between hosts goes through TLS 1.3.";
+        "1: all traffic between hosts goes through TLS 1.3. By default tensors travel as they are; what ranks agree on and Python objects can't be changed unnoticed either way.";
     TIMEOUT = "CORRO_TIMEOUT", horovod: None, default: "60", kind: Kind::Seconds,
         "Seconds without progress after which a collective, a connection or an engine that does not answer fails, and the error names who is missing. If it is set, it also limits how long ranks wait for another rank's program to submit a tensor: that rank is then named and counts as lost, and an elastic job replaces it. If it is not set, ranks wait 30 minutes for a program whose engine answers. 0: no limit at all.";
-    CONNECT_TIMEOUT = "CORRO_CONNECT_TIMEOUT", horovod: Some("HOROVOD_GLOO_TIMEOUT_SECONDS"), default: "30", kind: Kind::Seconds,
-        "Seconds within which ranks must find and connect to each other.";
+    CONNECT_TIMEOUT = "CORRO_CONNECT_TIMEOUT", horovod: Some("HOROVOD_GLOO_TIMEOUT_SECONDS"), default: "600 for all ranks to come, then 30", kind: Kind::Seconds,
+        "Seconds within which all ranks must have come to the rendezvous, and within which they must then have connected to each other.";
     INTERFACE = "CORRO_INTERFACE", horovod: Some("HOROVOD_GLOO_IFACE"), default: "any that is reachable", kind: Kind::Text,
         "Comma-separated names of the network interfaces to use between hosts.";
     STREAMS = "CORRO_STREAMS", horovod: None, default: "1", kind: Kind::Count(1, 64),
@@ -262,6 +262,7 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
             "SLURM_STEP_NUM_TASKS",
             "SLURM_JOB_NUM_NODES",
             "SLURM_STEP_NUM_NODES",
+            "SLURM_RESTART_COUNT",
         ],
     ),
     (
@@ -291,6 +292,10 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
     ("the user, for libraries", &["OMP_NUM_THREADS"]),
     ("Kubernetes", &["JOB_COMPLETION_INDEX"]),
     ("TensorFlow and Keras users", &["KERAS_BACKEND", "TF_USE_LEGACY_KERAS"]),
+    (
+        "Kubeflow's Trainer",
+        &["PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"],
+    ),
     ("the system", &["XDG_RUNTIME_DIR", "HOME", "SSH_CONNECTION", "NO_COLOR"]),
 ];
 

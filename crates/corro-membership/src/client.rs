@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use corro_core::{Deadline, Error, Result, config};
 use corro_transport::messages::{MessageClient, Waker};
 use corro_transport::secret::Secret;
-use corro_transport::{Fabric, Place, Rendezvous, Settings, look_up};
+use corro_transport::{Fabric, Place, Rendezvous, Settings, hold, look_up};
 use serde_bytes::ByteBuf;
 
 use crate::embedded::EmbeddedDriver;
@@ -120,7 +120,10 @@ impl Client {
                 connect_timeout: settings.connect_timeout,
                 seek: SEEK_LAUNCHER,
             };
-            return Self::new(worker_number()?, host_name(&settings), route, None).map(Some);
+            let worker = worker_number()?;
+            // What this worker starts has its number, too, but is no worker.
+            hold(&route.secret.prove("worker", &[&worker.to_le_bytes()]), &format!("worker {worker}"))?;
+            return Self::new(worker, host_name(&settings), route, None).map(Some);
         }
         let Some(place) = Place::from_env()? else { return Ok(None) };
         if place.launchers_store().is_some() {
@@ -128,6 +131,7 @@ impl Client {
             return Ok(None);
         }
         let (host, port, secret) = place.told().ok_or_else(|| lacks("CORRO_SECRET, MASTER_ADDR or MASTER_PORT"))?;
+        hold(&place.claim(), &format!("rank {}", place.rank))?;
         let min = config::ELASTIC_MIN_NP.number(place.size)?.clamp(1, place.size);
         let rules = Rules {
             start: place.size,
@@ -225,7 +229,8 @@ impl Client {
         // A key for each epoch: whoever is left over from another one can't get in, and can't be mistaken.
         let secret = Secret::from_bytes(self.0.route.secret.derive(&format!("epoch {}", seat.epoch)));
         let host = settings.host.clone().or_else(|| seat.hosts.get(seat.rank).cloned());
-        let settings = Settings { epoch: seat.epoch, host, ..settings };
+        let one_host = seat.local_size == seat.size;
+        let settings = Settings { epoch: seat.epoch, host, one_host, ..settings };
         let mut meeting = EpochRendezvous { shared: &self.0, seat };
         let joined = Fabric::join(seat.rank, seat.size, &secret, &mut meeting, settings);
         let mut inner = self.0.lock();

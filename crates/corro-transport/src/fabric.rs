@@ -7,13 +7,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corro_core::{Deadline, Error, GroupId, Rank, Result, config};
+use corro_core::{Deadline, Error, GroupId, Rank, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::cores;
 use crate::link::Link;
 use crate::mem::Hub;
+use crate::reminder::Reminder;
 use crate::secret::Secret;
+use crate::settings::Settings;
 use crate::shm::meet::{Invitation, Seats, meet};
 use crate::shm::pool::{Pool, Pools};
 use crate::shm::segment::Sizes;
@@ -53,65 +55,6 @@ pub trait Rendezvous {
     fn collect(&mut self, keys: &[String], deadline: Deadline) -> Result<Vec<Vec<u8>>>;
 }
 
-/// How a fabric behaves. [`Settings::from_env`] is what programs use; tests make their own.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// How long a rank may make no progress while another waits for it. Zero: for ever.
-    pub timeout: Duration,
-    /// How long ranks may take to find and connect to each other.
-    pub connect_timeout: Duration,
-    /// Connections between each pair of ranks on different hosts.
-    pub streams: usize,
-    /// Bytes of each member's shared area: the fusion buffer.
-    pub area: usize,
-    /// Whether waiting may spin; `None`: only while every rank of the host has a core of its own.
-    pub spin: Option<bool>,
-    /// Whether traffic between hosts is encrypted.
-    pub tls: bool,
-    /// Names of the network interfaces to use; `None`: all.
-    pub interfaces: Option<Vec<String>>,
-    /// How often this process has joined its job before: ranks only meet those that have as often.
-    pub epoch: u64,
-    /// This host's name; `None`: the system's. Ranks with different names never share memory.
-    pub host: Option<String>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            timeout: Duration::from_secs(60),
-            connect_timeout: Duration::from_secs(30),
-            streams: 1,
-            area: 128 << 20,
-            spin: None,
-            tls: false,
-            interfaces: None,
-            epoch: 0,
-            host: None,
-        }
-    }
-}
-
-impl Settings {
-    /// What the environment says, see [`corro_core::config`].
-    pub fn from_env() -> Result<Self> {
-        let default = Self::default();
-        let spin = config::SPIN.value().filter(|v| v != "auto").map(|_| config::SPIN.flag(true));
-        let interfaces = config::INTERFACE.value().map(|names| names.split(',').map(|n| n.trim().to_owned()).collect());
-        Ok(Self {
-            timeout: config::TIMEOUT.seconds(default.timeout)?,
-            connect_timeout: config::CONNECT_TIMEOUT.seconds(default.connect_timeout)?,
-            streams: config::STREAMS.number(default.streams)?.clamp(1, 64),
-            area: config::FUSION_THRESHOLD.number(default.area)?,
-            spin,
-            tls: config::TLS.flag(false),
-            interfaces,
-            epoch: 0,
-            host: config::HOSTNAME.value(),
-        })
-    }
-}
-
 /// Who is where, and how to reach them.
 pub struct Fabric {
     rank: Rank,
@@ -122,6 +65,7 @@ pub struct Fabric {
     reach: Reach,
     given_up: GivenUp,
     pools: Arc<Pools>,
+    objects: Secret,
 }
 
 /// What lies between ranks.
@@ -129,8 +73,8 @@ enum Reach {
     Threads(Arc<Hub>),
     Processes {
         endpoint: Endpoint,
-        /// Names the job in the host's socket names.
-        job: [u8; 16],
+        /// What the names of sockets inside a host are made from.
+        names: Secret,
         /// Proves that a local process belongs to the job.
         token: [u8; 32],
     },
@@ -153,35 +97,26 @@ impl Fabric {
             secret: secret.clone(),
             tls: settings.tls,
             interfaces: settings.interfaces.clone(),
+            one_host: settings.one_host,
         })?;
         let host = settings.host.clone().unwrap_or_else(host_name);
         let card = Card { locality: locality(&host), host, addresses: endpoint.addresses() };
-        let deadline = Deadline::after(settings.connect_timeout);
-        rendezvous.publish(&card_key(settings.epoch, rank), corro_core::codec::encode(&card)?, deadline)?;
-        let keys: Vec<String> = (0..size).map(|r| card_key(settings.epoch, r)).collect();
+        let card_bytes = corro_core::codec::encode(&card)?;
+        let connect = Deadline::after(settings.connect_timeout);
+        rendezvous.publish(&card_key(settings.epoch, rank), card_bytes, connect)?;
         let mut cards = Vec::with_capacity(size);
-        let all = match rendezvous.collect(&keys, deadline) {
-            Ok(all) => all,
-            Err(error) => {
-                let missing = missing(settings.epoch, size, rendezvous);
-                let Some(first) = missing.first() else { return Err(error) };
-                let cause = format!("ranks {missing:?} did not come to the rendezvous: {error}");
-                return Err(Error::peer_lost(*first, "an unknown host", cause));
-            }
-        };
+        let all = collect_cards(rank, size, settings.epoch, rendezvous, settings.arrival_deadline())?;
         for (of, bytes) in all.into_iter().enumerate() {
             let card = corro_core::codec::take::<Card>(&bytes, CARD_CAP).ok().flatten().ok_or_else(|| {
                 Error::Malformed(format!("rank {of} described itself in a way this corro can't read"))
             })?;
             cards.push(card.0);
         }
-        let derived = secret.derive(&format!("job name {}", settings.epoch));
-        let mut job = [0; 16];
-        job.copy_from_slice(&derived[..16]);
-        let reach = Reach::Processes { endpoint, job, token: secret.derive("shared memory") };
+        let names = Secret::from_bytes(secret.derive(&format!("socket names {}", settings.epoch)));
+        let reach = Reach::Processes { endpoint, names, token: secret.derive("shared memory") };
         // All ranks of the host count, not only those of one group.
         let here = cards.iter().filter(|c| c.locality == cards[rank].locality).count();
-        let may_spin = may_spin(&settings, here);
+        let (may_spin, epoch) = (may_spin(&settings, here), settings.epoch);
         Ok(Arc::new(Self {
             rank,
             hosts: host_names(&cards),
@@ -191,6 +126,7 @@ impl Fabric {
             reach,
             given_up: GivenUp::default(),
             pools: Arc::default(),
+            objects: Secret::from_bytes(secret.derive(&format!("objects {epoch}"))),
         }))
     }
 
@@ -207,7 +143,9 @@ impl Fabric {
                 let may_spin = may_spin(settings, hosts.len());
                 let (hosts, cards) = (host_names(&cards), cards.clone());
                 let (settings, given_up, pools) = (settings.clone(), GivenUp::default(), Arc::default());
-                Arc::new(Self { rank, cards, hosts, settings, may_spin, reach, given_up, pools })
+                // Nothing leaves the process.
+                let objects = Secret::from_bytes([0; 32]);
+                Arc::new(Self { rank, cards, hosts, settings, may_spin, reach, given_up, pools, objects })
             })
             .collect()
     }
@@ -230,6 +168,12 @@ impl Fabric {
     /// How it behaves.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// The key by which ranks prove that what they were sent is what another rank sent, where the bytes themselves travel
+    /// unprotected.
+    pub fn object_key(&self) -> &Secret {
+        &self.objects
     }
 
     /// Nothing more will come of this job, for this reason: whoever waits for ranks to connect stops with this error within
@@ -264,7 +208,7 @@ impl Fabric {
     ) -> Result<Wires> {
         let sizes = |ranks| Sizes { slot: MEETING_SLOT, workspace: 0, ..Sizes::for_team(ranks, 0) };
         let Channel { team, links } = self.channel(id, members, sizes, Withdrawal::default())?;
-        let streams = to.into_iter().map(|member| links.first_stream(member)).collect::<Result<_>>()?;
+        let streams = to.into_iter().map(|member| links.control_stream(member)).collect::<Result<_>>()?;
         Ok(Wires { streams, _team: team })
     }
 
@@ -429,8 +373,8 @@ impl Links {
             let sizes = sizes(ranks.len());
             self.here = Some(match &self.fabric.reach {
                 Reach::Threads(hub) => hub.meet(self.id, &ranks, sizes, &limit)?,
-                Reach::Processes { job, token, .. } => {
-                    meet(&Invitation { job, token, group: self.id, local: &ranks, me, sizes }, &limit)?
+                Reach::Processes { names, token, .. } => {
+                    meet(&Invitation { names, token, group: self.id, local: &ranks, me, sizes }, &limit)?
                 }
             });
         }
@@ -461,27 +405,30 @@ impl Links {
     }
 
     fn connect(&self, member: usize) -> Result<Link> {
-        let streams = self.connect_streams(member, self.fabric.settings.streams)?;
+        let streams = match self.ring(member)? {
+            Some(ring) => vec![ring],
+            None => self.network(member, Some(self.fabric.settings.streams))?,
+        };
         Ok(Link::new(self.members[member], Arc::clone(&self.fabric.hosts), streams))
     }
 
-    fn first_stream(&self, member: usize) -> Result<Box<dyn Stream>> {
-        self.connect_streams(member, 1)?.pop().ok_or_else(|| Error::Bug("a connection without a stream".into()))
-    }
-
-    fn connect_streams(&self, member: usize, count: usize) -> Result<Vec<Box<dyn Stream>>> {
-        if member == self.me {
-            return Err(Error::Bug("a link to oneself".into()));
-        }
-        let rank = self.members[member];
-        match self.ring(member) {
-            Some(ring) => Ok(vec![ring]),
-            None => self.network(rank, &self.fabric.cards[rank], count),
+    /// A stream for what ranks agree on.
+    fn control_stream(&self, member: usize) -> Result<Box<dyn Stream>> {
+        match self.ring(member)? {
+            Some(ring) => Ok(ring),
+            None => self.network(member, None)?.pop().ok_or_else(|| Error::Bug("a connection without a stream".into())),
         }
     }
 
     /// A stream through memory, if there is memory between us.
-    fn ring(&self, member: usize) -> Option<Box<dyn Stream>> {
+    fn ring(&self, member: usize) -> Result<Option<Box<dyn Stream>>> {
+        if member == self.me {
+            return Err(Error::Bug("a link to oneself".into()));
+        }
+        Ok(self.find_ring(member))
+    }
+
+    fn find_ring(&self, member: usize) -> Option<Box<dyn Stream>> {
         let seat = |member: usize| self.local.iter().position(|m| *m == member);
         let (seats, me, peer) = match seat(member) {
             Some(peer) => (self.here.as_ref()?, seat(self.me)?, peer),
@@ -492,24 +439,62 @@ impl Links {
         Some(Box::new(RingStream::new(segment, me, peer, doorbells, who, Arc::clone(&self.fabric.hosts))))
     }
 
-    fn network(&self, rank: Rank, card: &Card, streams: usize) -> Result<Vec<Box<dyn Stream>>> {
+    /// That many streams for data; with `None`, one for control.
+    fn network(&self, member: usize, streams: Option<usize>) -> Result<Vec<Box<dyn Stream>>> {
         let Reach::Processes { endpoint, .. } = &self.fabric.reach else {
             return Err(Error::Bug("threads have no network".into()));
         };
+        let rank = self.members[member];
+        let card = &self.fabric.cards[rank];
         let peer = PeerAddress { rank, host: card.host.clone(), addresses: card.addresses.clone() };
         let limit = self.wait_limit();
         // The higher rank dials. Dialling never waits for the other's program, only for its listener, and accepting
         // waits only for higher ranks: so no circle of ranks can wait for each other.
-        if self.fabric.rank > rank {
-            endpoint.connect(&peer, self.id, streams, limit)
-        } else {
-            endpoint.accept(&peer, self.id, streams, limit)
+        match (self.fabric.rank > rank, streams) {
+            (true, Some(streams)) => endpoint.connect(&peer, self.id, streams, limit),
+            (true, None) => endpoint.connect_control(&peer, self.id, &limit),
+            (false, Some(streams)) => endpoint.accept(&peer, self.id, streams, limit),
+            (false, None) => endpoint.accept_control(&peer, self.id, &limit),
         }
     }
 }
 
 fn host_names(cards: &[Card]) -> Hosts {
     cards.iter().map(|c| c.host.clone()).collect()
+}
+
+/// What all ranks say about themselves, once they have come. Says now and then whom it still waits for.
+fn collect_cards(
+    rank: Rank,
+    size: usize,
+    epoch: u64,
+    rendezvous: &mut dyn Rendezvous,
+    deadline: Deadline,
+) -> Result<Vec<Vec<u8>>> {
+    let keys: Vec<String> = (0..size).map(|r| card_key(epoch, r)).collect();
+    let mut reminder = Reminder::new();
+    loop {
+        let left = deadline.left().unwrap_or(Duration::MAX).min(reminder.left());
+        let part = Deadline::after(left.max(Duration::from_millis(1)));
+        let error = match rendezvous.collect(&keys, part) {
+            Ok(all) => return Ok(all),
+            Err(error) => error,
+        };
+        let over = deadline.passed() || !part.passed();
+        let missing = missing(epoch, size, rendezvous);
+        if over {
+            let Some(first) = missing.first() else { return Err(error) };
+            let cause = format!("ranks {missing:?} did not come to the rendezvous: {error}");
+            return Err(Error::peer_lost(*first, "an unknown host", cause));
+        }
+        // The first of those who are here speaks for all.
+        if reminder.is_due() && !missing.is_empty() && (0..rank).all(|lower| missing.contains(&lower)) {
+            tracing::warn!(
+                "rank {rank} waits for ranks {missing:?}, which have not come to the rendezvous yet. They may still be busy \
+                 before init(); see what they write. CORRO_CONNECT_TIMEOUT says for how long ranks wait"
+            );
+        }
+    }
 }
 
 /// Which ranks have not left their card, as far as a short look tells: the first few.
@@ -528,9 +513,11 @@ pub fn host_name() -> String {
 }
 
 /// Processes with the same value can meet at an abstract Unix socket and share memory: the same running kernel, the same
-/// network namespace, and not told apart by name.
+/// network namespace, the same user (whose number means something only within a user namespace), and not told apart by
+/// name. Process namespaces may differ: nothing depends on a process's number. Ranks with different values use the network.
 fn locality(host: &str) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").map(|p| p.display().to_string()).unwrap_or_default();
-    format!("{host} {} {network} {}", boot.trim(), rustix::process::geteuid().as_raw())
+    let users = std::fs::read_link("/proc/self/ns/user").map(|p| p.display().to_string()).unwrap_or_default();
+    format!("{host} {} {network} {users} {}", boot.trim(), rustix::process::geteuid().as_raw())
 }

@@ -38,6 +38,7 @@ const ACCEPTED: u8 = 0xac;
 const LINK: u8 = 1;
 const STORE: u8 = 2;
 const MESSAGES: u8 = 3;
+const CONTROL: u8 = 4;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,11 +55,20 @@ pub enum Purpose {
         index: u32,
         /// How many there will be.
         count: u32,
+        /// Whether it carries what ranks agree on, and not their data.
+        control: bool,
     },
     /// A client of the rendezvous store.
     Store,
     /// A client of a [`crate::messages::MessageServer`].
     Messages,
+}
+
+impl Purpose {
+    /// Whether what is said decides something, so that nobody may change it on its way. Data may travel unprotected.
+    pub(crate) const fn must_be_sealed(self) -> bool {
+        !matches!(self, Self::Link { control: false, .. })
+    }
 }
 
 /// Whom a server serves.
@@ -195,6 +205,7 @@ pub struct Client {
     binding: Binding,
     hello: [u8; HELLO_BYTES],
     state: ClientState,
+    session: [u8; SECRET_BYTES],
     wire: Wire,
 }
 side!(Client);
@@ -212,7 +223,7 @@ impl Client {
         let mut wire = Wire::new();
         wire.put(&[&hello]);
         wire.expect(CHALLENGE_BYTES);
-        Ok(Self { secret, binding, hello, state: ClientState::AwaitsChallenge, wire })
+        Ok(Self { secret, binding, hello, state: ClientState::AwaitsChallenge, session: [0; SECRET_BYTES], wire })
     }
 
     /// Whether the server has proven itself and waits for [`Client::prove`] or [`Client::withdraw`].
@@ -225,9 +236,15 @@ impl Client {
         self.state == ClientState::Accepted
     }
 
+    /// A key of this connection's own, which the server has as well. Of use once the connection is accepted.
+    pub(crate) const fn session(&self) -> &[u8; SECRET_BYTES] {
+        &self.session
+    }
+
     /// Sends the proof: this connection is the one.
     pub fn prove(&mut self) -> Result<()> {
         let mac = self.answer("client")?;
+        self.session = self.answer("session")?;
         self.wire.put(&[&mac]);
         self.wire.expect(1);
         self.state = ClientState::AwaitsAcceptance;
@@ -298,6 +315,7 @@ pub struct Server {
     binding: Binding,
     serves: Serves,
     state: ServerState,
+    session: [u8; SECRET_BYTES],
     wire: Wire,
 }
 side!(Server);
@@ -307,7 +325,7 @@ impl Server {
     pub fn new(secret: Arc<Secret>, serves: Serves, binding: Binding) -> Self {
         let mut wire = Wire::new();
         wire.expect(HELLO_BYTES);
-        Self { secret, binding, serves, state: ServerState::AwaitsHello, wire }
+        Self { secret, binding, serves, state: ServerState::AwaitsHello, session: [0; SECRET_BYTES], wire }
     }
 
     /// What the client is for, once it has proven itself. It then waits for [`Server::accept`].
@@ -316,6 +334,11 @@ impl Server {
             ServerState::Proven { purpose } => Some(purpose),
             _ => None,
         }
+    }
+
+    /// A key of this connection's own, which the client has as well. Of use once the client has proven itself.
+    pub(crate) const fn session(&self) -> &[u8; SECRET_BYTES] {
+        &self.session
     }
 
     /// Tells the client that it is taken. Until then it holds back what it has to say.
@@ -375,6 +398,7 @@ impl Server {
                 let proof: [u8; PROOF_BYTES] = self.wire.message();
                 let parts: [&[u8]; 3] = [&hello, &nonce, self.binding.bytes()];
                 if self.secret.verify("client", &parts, &proof) {
+                    self.session = self.secret.prove("session", &parts);
                     ServerState::Proven { purpose }
                 } else if self.secret.verify("withdraw", &parts, &proof) {
                     ServerState::Withdrawn
@@ -423,11 +447,11 @@ fn check_purpose(serves: Serves, purpose: Purpose) -> Result<()> {
 
 fn encode_hello(purpose: Purpose, nonce: &[u8; 32]) -> Result<[u8; HELLO_BYTES]> {
     let (kind, from, to, group, index, count) = match purpose {
-        Purpose::Link { from, to, group, index, count } => {
+        Purpose::Link { from, to, group, index, count, control } => {
             if index >= count || count as usize > MAX_STREAMS {
                 return Err(Error::Usage(format!("stream {index} of {count}: at most {MAX_STREAMS} are possible")));
             }
-            (LINK, from as u64, to as u64, group.0, index, count)
+            (if control { CONTROL } else { LINK }, from as u64, to as u64, group.0, index, count)
         }
         Purpose::Store => (STORE, 0, 0, 0, 0, 0),
         Purpose::Messages => (MESSAGES, 0, 0, 0, 0, 0),
@@ -465,10 +489,11 @@ fn decode_hello(hello: &[u8; HELLO_BYTES]) -> Result<Purpose> {
     let rank = |at: usize| Rank::try_from(long(at)).map_err(|_| Error::Malformed("a rank beyond all bounds".into()));
     let (index, count) = (short(32), short(36));
     match kind {
-        LINK if index < count && count as usize <= MAX_STREAMS => {
-            Ok(Purpose::Link { from: rank(8)?, to: rank(16)?, group: GroupId(long(24)), index, count })
+        LINK | CONTROL if index < count && count as usize <= MAX_STREAMS => {
+            let (from, to, group, control) = (rank(8)?, rank(16)?, GroupId(long(24)), kind == CONTROL);
+            Ok(Purpose::Link { from, to, group, index, count, control })
         }
-        LINK => Err(Error::Malformed(format!("stream {index} of {count}"))),
+        LINK | CONTROL => Err(Error::Malformed(format!("stream {index} of {count}"))),
         STORE if hello[8..40].iter().all(|b| *b == 0) => Ok(Purpose::Store),
         MESSAGES if hello[8..40].iter().all(|b| *b == 0) => Ok(Purpose::Messages),
         other => Err(Error::Malformed(format!("a connection of unknown purpose {other}"))),

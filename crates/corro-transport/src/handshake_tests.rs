@@ -11,7 +11,7 @@ fn secret(seed: u8) -> Arc<Secret> {
 }
 
 fn link() -> Purpose {
-    Purpose::Link { from: 5, to: 2, group: GroupId(77), index: 1, count: 4 }
+    Purpose::Link { from: 5, to: 2, group: GroupId(77), index: 1, count: 4, control: false }
 }
 
 fn client(seed: u8, purpose: Purpose, binding: Binding) -> Client {
@@ -199,7 +199,7 @@ fn another_version_names_the_cure() {
 #[test]
 fn absurd_streams_are_refused() {
     for (index, count) in [(0, 0), (4, 4), (0, MAX_STREAMS as u32 + 1)] {
-        let purpose = Purpose::Link { from: 1, to: 2, group: GroupId(0), index, count };
+        let purpose = Purpose::Link { from: 1, to: 2, group: GroupId(0), index, count, control: false };
         assert!(Client::with_nonce(secret(1), purpose, Binding::Plain, NONCE).is_err());
     }
 }
@@ -235,7 +235,7 @@ proptest! {
     #[test]
     fn every_field_of_the_hello_is_agreed_on(from: usize, to: usize, group: u64, count in 1u32..=64, index in 0u32..64) {
         prop_assume!(index < count);
-        let purpose = Purpose::Link { from, to, group: GroupId(group), index, count };
+        let purpose = Purpose::Link { from, to, group: GroupId(group), index, count, control: index % 2 == 1 };
         let agreed = run(
             &mut client(1, purpose, Binding::Plain),
             &mut server(1, Serves::Rank(to), Binding::Plain),

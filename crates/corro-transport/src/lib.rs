@@ -10,6 +10,7 @@
 //! | `link` | messages to one peer over its streams |
 //! | `stream` | the one word all transports speak |
 //! | `place` | how a process learns its place in the job |
+//! | `holder` | that only one process is a rank |
 //! | `mem` | ranks as threads |
 //! | `wait_limit`, `withdrawal` | how waiting ends before its time |
 //! | `shm` | ranks as processes of one host |
@@ -24,11 +25,15 @@
 pub mod cores;
 mod fabric;
 pub mod forks;
+mod holder;
 mod link;
 mod mem;
 mod place;
 mod primitive;
+mod private_folder;
+mod reminder;
 mod ring;
+mod settings;
 mod shm;
 mod stream;
 mod wait_limit;
@@ -44,11 +49,14 @@ pub mod store;
 pub mod tcp;
 mod tls;
 
-pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Settings, Wires, host_name};
+pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Wires, host_name};
+pub use holder::hold;
 pub use link::{Incoming, Link, Outgoing};
 pub use place::{Place, look_up};
+pub use settings::Settings;
 pub use shm::pool::{Pool, Pooled};
-pub use shm::team::{Member, Source, Span, Target, Team};
+pub use shm::span::{Source, Span, Target};
+pub use shm::team::{Member, Team};
 pub use stream::{Broken, Stream};
 pub use wait_limit::WaitLimit;
 pub use withdrawal::Withdrawal;

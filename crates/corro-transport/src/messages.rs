@@ -81,7 +81,7 @@ impl MessageServer {
         let listener = listen_at(bind).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let tls = if tls { Some(Arc::new(TlsIdentity::new(secret)?)) } else { None };
-        let acceptor = Acceptor::new(listener, Arc::new(secret.clone()), tls, Serves::Messages)?;
+        let acceptor = Acceptor::new(vec![listener], Arc::new(secret.clone()), tls, Serves::Messages)?;
         let wake = Arc::new(wake_fd()?);
         let (sender, orders) = channel();
         let serve = {

@@ -15,9 +15,12 @@ use std::time::Duration;
 use corro_core::{Deadline, Error, Rank, Result, config};
 use launchers::Identity;
 
-use self::meeting_file::MeetingPoint;
-use crate::fabric::{Fabric, Rendezvous, Settings};
+use self::meeting_file::{AGAIN, MeetingPoint, ONE_TRY};
+use crate::fabric::{Fabric, Rendezvous};
+use crate::holder::hold;
+use crate::reminder::Reminder;
 use crate::secret::Secret;
+use crate::settings::Settings;
 use crate::store;
 
 /// A place in a job of several processes.
@@ -27,6 +30,8 @@ pub struct Place {
     pub rank: Rank,
     /// Of how many.
     pub size: usize,
+    /// Whether all of them are known to be on this host.
+    one_host: bool,
     meeting: Meeting,
 }
 
@@ -38,7 +43,7 @@ enum Meeting {
     /// At a store that rank 0 serves, at an address everybody was told.
     Told { host: String, port: u16, secret: Secret },
     /// At a store that rank 0 serves; where, and with which secret, is said in a file.
-    File { path: std::path::PathBuf, port: u16, one_host: bool },
+    File { path: std::path::PathBuf, port: u16 },
 }
 
 impl Place {
@@ -49,13 +54,17 @@ impl Place {
         if let Some(text) = config::RENDEZVOUS.value() {
             let secret = secret.ok_or_else(|| found.lacks(config::SECRET.name, "start the job with `corro run`"))?;
             let meeting = Meeting::Launcher { addresses: look_up(&text)?, secret };
-            return Ok(Some(Self { rank: found.rank, size: found.size, meeting }));
+            return Ok(Some(Self::new(&found, meeting)));
         }
         if found.size == 1 {
             return Ok(None);
         }
         let meeting = Self::without_launcher(&found, secret)?;
-        Ok(Some(Self { rank: found.rank, size: found.size, meeting }))
+        Ok(Some(Self::new(&found, meeting)))
+    }
+
+    fn new(found: &Identity, meeting: Meeting) -> Self {
+        Self { rank: found.rank, size: found.size, one_host: found.one_host == Some(true), meeting }
     }
 
     fn without_launcher(found: &Identity, secret: Option<Secret>) -> Result<Meeting> {
@@ -72,13 +81,27 @@ impl Place {
             return Err(found.lacks(config::RENDEZVOUS.name, what));
         };
         let path = meeting_file::directory(found.one_host == Some(true))?.join(meeting_file::file_name(job));
-        Ok(Meeting::File { path, port, one_host: found.one_host == Some(true) })
+        Ok(Meeting::File { path, port })
     }
 
     /// Whether `bytes` are a file that rank 0 could have written. For the fuzzer.
     #[doc(hidden)]
     pub fn is_meeting_file(bytes: &[u8]) -> bool {
         meeting_file::parse(bytes).is_ok()
+    }
+
+    /// What all processes that the environment takes for this rank have in common, and no others do; see [`hold`].
+    pub fn claim(&self) -> [u8; 32] {
+        let rank = (self.rank as u64).to_le_bytes();
+        match &self.meeting {
+            Meeting::Launcher { secret, .. } => secret.prove("rank", &[&rank]),
+            Meeting::Told { host, port, secret } => {
+                secret.prove("rank", &[&rank, host.as_bytes(), &port.to_le_bytes()])
+            }
+            Meeting::File { path, .. } => {
+                Secret::from_bytes([0; 32]).prove("rank", &[&rank, path.as_os_str().as_encoded_bytes()])
+            }
+        }
     }
 
     /// The launcher's store and the job's secret, if a launcher of ours started this process.
@@ -131,38 +154,39 @@ impl Fabric {
         }
     }
 
-    /// Joins a job at `place`. All ranks must do so, and if they do it again, all of them.
+    /// Joins a job at `place`. All ranks must do so, and if they do it again, all of them. A second process that comes for
+    /// the same place is refused.
     pub fn at(place: &Place, settings: Settings) -> Result<Arc<Self>> {
+        hold(&place.claim(), &format!("rank {}", place.rank))?;
         // Counted, so that what is left of an earlier time is never taken for this one.
         static TIMES: AtomicU64 = AtomicU64::new(0);
         let time = TIMES.fetch_add(1, Ordering::Relaxed);
-        let deadline = Deadline::after(settings.connect_timeout);
+        let deadline = settings.arrival_deadline();
         let (rank, size) = (place.rank, place.size);
+        let settings = Settings { one_host: settings.one_host || place.one_host, ..settings };
         match &place.meeting {
             Meeting::Launcher { addresses, secret } => {
-                let mut client = store::Client::connect(addresses, secret, settings.tls, deadline)?;
+                let connect = Deadline::after(settings.connect_timeout);
+                let mut client = store::Client::connect(addresses, secret, settings.tls, connect)?;
                 Self::join(rank, size, secret, &mut client, settings)
             }
             Meeting::Told { host, port, secret } => {
-                let addresses = if rank == 0 {
+                let client = if rank == 0 {
                     serve_for_good(*port, secret, settings.tls)?;
-                    here(*port)
+                    store::Client::connect(&here(*port), secret, settings.tls, deadline)?
                 } else {
-                    let at = format!("{host}:{port}");
-                    let found = (host.as_str(), *port).to_socket_addrs();
-                    found.map_err(|e| Error::io(format!("looking up rank 0 at {at}"), e))?.collect()
+                    seek_rank_0(host, *port, secret, settings.tls, deadline)?
                 };
-                let client = store::Client::connect(&addresses, secret, settings.tls, deadline)?;
                 join_and_wait(place, secret, Numbered { client, time }, settings, deadline)
             }
-            Meeting::File { path, port, one_host } => {
+            Meeting::File { path, port } => {
                 let path = path.with_extension(time.to_string());
                 if rank > 0 {
                     let (client, secret) = meeting_file::follow(&path, settings.tls, deadline)?;
                     return join_and_wait(place, &secret, Numbered { client, time }, settings, deadline);
                 }
                 let secret = Secret::random()?;
-                let server = serve(*port, *one_host, &secret, settings.tls)?;
+                let server = serve(*port, place.one_host, &secret, settings.tls)?;
                 // Removed again when everybody has come, or nobody will any more.
                 let _written = meeting_file::write(&path, &MeetingPoint::new(server.addresses()?, &secret))?;
                 let client = store::Client::connect(&here(server.address().port()), &secret, settings.tls, deadline)?;
@@ -187,6 +211,35 @@ fn join_and_wait(
         store.collect(&all, deadline)?;
     }
     Ok(fabric)
+}
+
+/// Connects to the store that rank 0 serves. It may come later than we do, and so may its name: where processes are started
+/// one by one, as Kubernetes does, a name is known only once its process runs.
+fn seek_rank_0(host: &str, port: u16, secret: &Secret, tls: bool, deadline: Deadline) -> Result<store::Client> {
+    let mut reminder = Reminder::new();
+    loop {
+        let one_try = deadline.left().map_or(ONE_TRY, |left| left.min(ONE_TRY)).max(Duration::from_millis(1));
+        let found =
+            (host, port).to_socket_addrs().map_err(|e| Error::io(format!("looking up rank 0 at {host}:{port}"), e));
+        let tried = found.and_then(|addresses| {
+            let addresses: Vec<SocketAddr> = addresses.collect();
+            store::Client::connect(&addresses, secret, tls, Deadline::after(one_try))
+        });
+        match tried {
+            Ok(client) => return Ok(client),
+            Err(error @ Error::Unauthenticated(_)) => return Err(error),
+            Err(error) if deadline.passed() => return Err(error),
+            Err(error) => {
+                if reminder.is_due() {
+                    tracing::warn!(
+                        "this process waits for rank 0 at {host}:{port}, which can't be reached yet ({error}). \
+                         CORRO_CONNECT_TIMEOUT says for how long ranks wait"
+                    );
+                }
+                std::thread::sleep(AGAIN);
+            }
+        }
+    }
 }
 
 fn here(port: u16) -> Vec<SocketAddr> {
@@ -247,9 +300,6 @@ impl Rendezvous for store::Client {
     }
 }
 
-/// How long to wait before looking again for what is not there yet.
-const AGAIN: Duration = Duration::from_millis(10);
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,6 +310,24 @@ mod tests {
         assert_eq!(found, ["127.0.0.1:7".parse().unwrap(), "[::1]:8".parse().unwrap()]);
         assert!(look_up("").is_err() && look_up("nonsense").is_err());
         assert_eq!(look_up("nonsense,127.0.0.1:7").unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_name_that_is_not_known_yet_is_looked_up_until_the_deadline() {
+        let deadline = Deadline::after(Duration::from_millis(200));
+        let error = seek_rank_0("rank0.invalid", 1, &Secret::random().unwrap(), false, deadline).err().unwrap();
+        assert!(deadline.passed(), "{error}");
+        assert!(error.to_string().contains("looking up rank 0 at rank0.invalid:1"), "{error}");
+    }
+
+    #[test]
+    fn ranks_may_come_late_unless_the_user_says_otherwise() {
+        let connect_timeout = Duration::from_secs(30);
+        let granted = |arrival_timeout| {
+            Settings { connect_timeout, arrival_timeout, ..Settings::default() }.arrival_deadline().granted()
+        };
+        assert_eq!(granted(None), connect_timeout);
+        assert_eq!(granted(Some(Duration::from_secs(600))), Duration::from_secs(600));
     }
 
     /// Ranks as threads that meet by a file, twice.
@@ -276,8 +344,8 @@ mod tests {
                         meeting_file::follow(path, false, Deadline::after(Duration::from_secs(20)))
                     };
                     let deadline = Deadline::after(Duration::from_secs(20));
-                    let place =
-                        Place { rank, size: 3, meeting: Meeting::File { path: path.clone(), port: 0, one_host: true } };
+                    let meeting = Meeting::File { path: path.clone(), port: 0 };
+                    let place = Place { rank, size: 3, one_host: true, meeting };
                     let settings = Settings { area: 1 << 16, ..Settings::default() };
                     if rank > 0 {
                         let (client, secret) = secret_and_client(&path).unwrap();

@@ -24,7 +24,7 @@ use zeroize::Zeroizing;
 
 use crate::secret::Secret;
 use crate::stream::{Broken, Stream};
-use crate::tcp::socket::{CLOSED, answers, read_some, words};
+use crate::tcp::plain::{CLOSED, answers, read_some, words};
 
 /// How much encrypted output a stream holds before `try_write` takes no more.
 const OUTPUT_LIMIT: usize = 256 * 1024;

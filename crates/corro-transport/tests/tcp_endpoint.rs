@@ -34,7 +34,7 @@ fn secret(seed: u8) -> Secret {
 }
 
 fn endpoint(rank: usize, secret: Secret, tls: bool) -> Endpoint {
-    Endpoint::bind(EndpointConfig { rank, secret, tls, interfaces: Some(vec!["lo".into()]) }).unwrap()
+    Endpoint::bind(EndpointConfig { rank, secret, tls, interfaces: Some(vec!["lo".into()]), one_host: true }).unwrap()
 }
 
 fn card(rank: usize, endpoint: &Endpoint) -> PeerAddress {

@@ -1,4 +1,4 @@
-//! How fast one stream over loopback is, plain and through TLS. Not run by default: `cargo test --release --test
+//! How fast one stream over loopback is: plain, sealed (as control streams are), and through TLS. Not run by default: `cargo test --release --test
 //! tcp_throughput -- --ignored --nocapture`.
 
 use std::time::{Duration, Instant};
@@ -40,16 +40,22 @@ fn pump_in(stream: &mut dyn Stream, total: usize) {
 #[test]
 #[ignore = "a measurement"]
 fn one_stream_over_loopback() {
-    for tls in [false, true] {
+    for (name, tls, control) in [("plain", false, false), ("sealed", false, true), ("TLS", true, false)] {
         let bind = |rank| {
             let secret = Secret::from_bytes([1; 32]);
-            Endpoint::bind(EndpointConfig { rank, secret, tls, interfaces: Some(vec!["lo".into()]) }).unwrap()
+            Endpoint::bind(EndpointConfig { rank, secret, tls, interfaces: Some(vec!["lo".into()]), one_host: true })
+                .unwrap()
         };
         let (zero, one) = (bind(0), bind(1));
         let deadline = Deadline::after(Duration::from_secs(10));
         let card = |rank, e: &Endpoint| PeerAddress { rank, host: "here".into(), addresses: e.addresses() };
-        let mut dialled = one.connect(&card(0, &zero), GroupId(1), 1, deadline).unwrap();
-        let mut accepted = zero.accept(&card(1, &one), GroupId(1), 1, deadline).unwrap();
+        let (mut dialled, mut accepted) = if control {
+            let dialled = one.connect_control(&card(0, &zero), GroupId(1), &deadline.into()).unwrap();
+            (dialled, zero.accept_control(&card(1, &one), GroupId(1), &deadline.into()).unwrap())
+        } else {
+            let dialled = one.connect(&card(0, &zero), GroupId(1), 1, deadline).unwrap();
+            (dialled, zero.accept(&card(1, &one), GroupId(1), 1, deadline).unwrap())
+        };
         for _ in 0..3 {
             let total = 1 << 30;
             let begin = Instant::now();
@@ -57,7 +63,7 @@ fn one_stream_over_loopback() {
                 scope.spawn(|| pump_out(&mut *dialled[0], total));
                 scope.spawn(|| pump_in(&mut *accepted[0], total));
             });
-            println!("tls = {tls}: {:.2} GB/s", total as f64 / begin.elapsed().as_secs_f64() / 1e9);
+            println!("{name}: {:.2} GB/s", total as f64 / begin.elapsed().as_secs_f64() / 1e9);
         }
     }
 }

@@ -105,7 +105,7 @@ pub(crate) fn reduce_shown<'a>(
     team: &Team,
     how: Arithmetic,
     target: Target<'_>,
-    copies: &[Span],
+    copies: &[Span<'_>],
     source: impl Fn(usize) -> Source<'a>,
 ) {
     let mut few = [Source::Target; 16];
@@ -258,13 +258,19 @@ pub(crate) fn allreduce_area(team: &mut Team, range: &Range<usize>, how: Arithme
     team.barrier(timeout)?;
     let (me, mine) = (team.me(), element_share(range.len(), team.size(), team.me(), how.dtype));
     let part = |m: usize| team.area_of(m, range.start + mine.start, mine.len());
-    let others: Vec<Span> = team.others().map(part).collect();
+    let others: Vec<Span<'_>> = team.others().map(part).collect();
     reduce_spans(team, how, me, &others, part);
     team.barrier(timeout)
 }
 
 /// Reduces the same part of everyone's shared memory into that of `owner`, and into `copies`.
-pub(crate) fn reduce_spans(team: &Team, how: Arithmetic, owner: usize, copies: &[Span], part: impl Fn(usize) -> Span) {
+pub(crate) fn reduce_spans<'a>(
+    team: &Team,
+    how: Arithmetic,
+    owner: usize,
+    copies: &[Span<'_>],
+    part: impl Fn(usize) -> Span<'a>,
+) {
     reduce_shown(team, how, Target::Shared(part(owner)), copies, |m| {
         if m == owner { Source::Target } else { Source::Shared(part(m)) }
     });

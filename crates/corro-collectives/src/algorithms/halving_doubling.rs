@@ -12,8 +12,19 @@
 
 use std::ops::Range;
 
+use super::planner::Planner;
 use crate::schedule::{Action, Builder};
 use crate::subset::Subset;
+
+pub(crate) const PLANNER: Planner = Planner {
+    allreduce: Some(allreduce),
+    reducescatter: Some(reducescatter),
+    allgather: Some(allgather),
+    ..Planner::NOTHING
+};
+
+/// Up to this many bytes, everything is exchanged at once instead of parts.
+pub(crate) const SHORT: usize = 16 << 10;
 
 /// How ranks are folded onto a power of two of seats.
 struct Seats {
@@ -70,6 +81,12 @@ fn whole(chunks: &[Range<usize>]) -> Range<usize> {
 
 /// Reduces all chunks and leaves every one of them everywhere.
 pub(crate) fn allreduce(b: &mut Builder, s: &Subset, chunks: &[Range<usize>]) {
+    let all = chunks[0].start..chunks[s.size() - 1].end;
+    if all.len() <= SHORT { allreduce_short(b, s, &all) } else { allreduce_long(b, s, chunks) }
+}
+
+/// Reduces all chunks and leaves every one of them everywhere.
+pub(crate) fn allreduce_long(b: &mut Builder, s: &Subset, chunks: &[Range<usize>]) {
     let seats = Seats::new(s.size());
     match seats.role(s.me()) {
         Role::Behind(seated) => {

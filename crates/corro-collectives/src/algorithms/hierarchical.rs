@@ -24,8 +24,8 @@ use corro_core::Result;
 use corro_transport::{Channel, Links, Source, Target, Team};
 
 use super::direct::{self, blocks_of, element_share, reduce_shown, reduce_spans};
+use super::halving_doubling::SHORT;
 use crate::executor::{Arithmetic, Buffers, Run};
-use crate::group::SHORT;
 use crate::pieces::{Pieces, Tensor};
 use crate::schedule::Schedule;
 use crate::subset::Subset;
@@ -179,7 +179,7 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
         team.barrier(self.timeout)?;
         if let Some(mut run) = self.start(links, range.len())? {
             let part = self.carried(range.len(), self.carriers.seat);
-            let main = &mut team.area()[range.start + part.start..range.start + part.end];
+            let main = team.area(range.start + part.start..range.start + part.end);
             run.finish(links, &mut Buffers { input: &[], main, scratch })?;
         }
         team.barrier(self.timeout)?;
@@ -245,10 +245,10 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
     /// Puts a window of this rank's data where the others of the host see it, but for what this rank reduces itself.
     fn show(&self, team: &mut Team, pieces: &Pieces<'_, '_>, place: usize, window: &Range<usize>) {
         let mine = element_share(window.len(), team.size(), team.me(), self.how.dtype);
-        let own = &mut team.workspace()[place..place + window.len()];
         for part in [0..mine.start, mine.end..window.len()] {
+            let own = team.workspace(place + part.start..place + part.end);
             pieces.read(window.start + part.start..window.start + part.end, |at, bytes| {
-                own[part.start + at..][..bytes.len()].copy_from_slice(bytes);
+                own[at..][..bytes.len()].copy_from_slice(bytes);
             });
         }
     }
@@ -288,7 +288,7 @@ impl<B: Fn(&Subset, usize) -> Result<Schedule>> Job<'_, B> {
         act: impl FnOnce(&mut Buffers<'_>) -> Result<()>,
     ) -> Result<()> {
         let part = self.carried(bytes, self.carriers.seat);
-        let main = &mut team.workspace()[place + part.start..place + part.end];
+        let main = team.workspace(place + part.start..place + part.end);
         act(&mut Buffers { input: &[], main, scratch })
     }
 

@@ -7,8 +7,11 @@
 
 use std::ops::Range;
 
+use super::planner::Planner;
 use crate::schedule::{Action, Builder};
 use crate::subset::Subset;
+
+pub(crate) const PLANNER: Planner = Planner { alltoall: Some(alltoall), barrier: Some(barrier), ..Planner::NOTHING };
 
 /// `out[p]` of the input goes to position p, whose part comes into `into[p]` of the main buffer.
 ///

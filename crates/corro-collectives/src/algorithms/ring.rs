@@ -10,8 +10,17 @@
 
 use std::ops::Range;
 
+use super::planner::Planner;
 use crate::schedule::{Action, Builder};
 use crate::subset::Subset;
+
+pub(crate) const PLANNER: Planner = Planner {
+    allreduce: Some(allreduce),
+    reducescatter: Some(reducescatter),
+    allgather: Some(allgather),
+    broadcast: Some(broadcast),
+    ..Planner::NOTHING
+};
 
 /// Reduces all chunks and leaves every one of them everywhere.
 pub(crate) fn allreduce(b: &mut Builder, s: &Subset, chunks: &[Range<usize>]) {

@@ -9,11 +9,15 @@
 
 use std::ops::Range;
 
+use super::planner::Planner;
 use crate::schedule::{Action, Builder};
 use crate::subset::Subset;
 
+pub(crate) const PLANNER: Planner =
+    Planner { allreduce: Some(allreduce), broadcast: Some(broadcast), ..Planner::NOTHING };
+
 /// From `root` to everyone.
-pub(crate) fn broadcast(b: &mut Builder, s: &Subset, root: usize, range: &Range<usize>) {
+pub(crate) fn broadcast(b: &mut Builder, s: &Subset, root: usize, range: Range<usize>) {
     let n = s.size();
     let place = (s.me() + n - root) % n;
     let at = |place: usize| s.member((place + root) % n);
@@ -32,8 +36,10 @@ pub(crate) fn broadcast(b: &mut Builder, s: &Subset, root: usize, range: &Range<
 }
 
 /// From everyone to position 0, and back.
-pub(crate) fn allreduce(b: &mut Builder, s: &Subset, range: &Range<usize>) {
+pub(crate) fn allreduce(b: &mut Builder, s: &Subset, chunks: &[Range<usize>]) {
     let n = s.size();
+    // All of it goes each way.
+    let range = chunks[0].start..chunks[n - 1].end;
     let mut bit = 1;
     while bit < n {
         if s.me() & bit != 0 {

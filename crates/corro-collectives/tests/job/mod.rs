@@ -19,6 +19,9 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The test that ranks run. Every binary with jobs has one, ignored unless asked for.
 pub(crate) const RANK_TEST: &str = "rank_process";
 
+/// How this binary is told to be a rank.
+const RANK_ARGUMENTS: [&str; 5] = ["--exact", RANK_TEST, "--nocapture", "--ignored", "--test-threads=1"];
+
 /// Names the role of a rank.
 const ROLE: &str = "CORRO_TEST_ROLE";
 
@@ -62,6 +65,27 @@ pub(crate) fn say_result<T>(result: &Result<T>) {
             say(format!("{kind}: {error}"));
         }
     }
+}
+
+/// In a rank: starts a process that inherits all of its environment but the role, and gives what it says.
+pub(crate) fn start_child(role: &str) -> String {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(RANK_ARGUMENTS).env(ROLE, role).stdin(Stdio::null());
+    let output = command.output().expect("starting a child");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    said.lines().find_map(|line| line.strip_prefix('@')).unwrap_or("nothing").to_owned()
+}
+
+/// Changes `command` so that what it starts has process numbers of its own, as in a container.
+pub(crate) fn put_into_pid_namespace(command: &mut Command) {
+    let mut inside = Command::new("unshare");
+    inside
+        .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    inside.stdin(Stdio::piped()).stdout(Stdio::piped());
+    *command = inside;
 }
 
 /// Processes that belong together, and the store they meet at.
@@ -120,7 +144,7 @@ impl<'a> Plan<'a> {
         for rank in (0..self.size).filter(|r| Some(*r) != self.absent) {
             let mut command = Command::new(std::env::current_exe().expect("this program"));
             command
-                .args(["--exact", RANK_TEST, "--nocapture", "--ignored", "--test-threads=1"])
+                .args(RANK_ARGUMENTS)
                 .env(ROLE, self.role)
                 .env("CORRO_RANK", rank.to_string())
                 .env("CORRO_SIZE", self.size.to_string())

@@ -1,7 +1,8 @@
 //! Who a process is, by the variables of whoever started it.
 //!
 //! Pure, over a function that looks variables up. The order is: ours and Horovod's; torchrun, if it is the innermost;
-//! Open MPI; LSF's jsrun; MPICH and its kin; Slurm; the variables torchrun shares with others; Kubernetes.
+//! Open MPI; LSF's jsrun; MPICH and its kin; Slurm; the variables torchrun shares with others; what Kubeflow's Trainer tells
+//! torchrun, where there is no torchrun; Kubernetes.
 
 use corro_core::{Error, Rank, Result, config};
 
@@ -51,8 +52,10 @@ pub(super) fn find(get: Get<'_>) -> Result<Option<Identity>> {
         None if by == "SLURM_PROCID" => nodes().or_else(|| Some(number(get, "SLURM_JOB_NUM_NODES").ok()??.eq(&1))),
         None => None,
     };
-    let port = number(get, "MASTER_PORT")?.and_then(|p| u16::try_from(p).ok());
-    let master = get("MASTER_ADDR").zip(port);
+    let (host, port) =
+        if by == TRAINER_RANK { ("PET_MASTER_ADDR", "PET_MASTER_PORT") } else { ("MASTER_ADDR", "MASTER_PORT") };
+    let port = number(get, port)?.and_then(|p| u16::try_from(p).ok());
+    let master = get(host).zip(port);
     let job = job_name(get, by, one_host == Some(true), master.as_ref());
     Ok(Some(Identity { rank, size, by, one_host, job, master }))
 }
@@ -63,7 +66,7 @@ fn rank_and_size(get: Get<'_>) -> Result<Option<RankAndSize>> {
     let inner_torchrun = get("TORCHELASTIC_RUN_ID").is_some();
     let torchrun = ("RANK", "WORLD_SIZE", Some("LOCAL_WORLD_SIZE"));
     let strict = [
-        (config::RANK.name, config::SIZE.name, None),
+        (config::RANK.name, config::SIZE.name, Some(config::LOCAL_SIZE.name)),
         // torchrun is often itself started by srun or mpirun, whose variables then mean torchrun, not the ranks.
         ("RANK", if inner_torchrun { "WORLD_SIZE" } else { "" }, torchrun.2),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", Some("OMPI_COMM_WORLD_LOCAL_SIZE")),
@@ -76,9 +79,9 @@ fn rank_and_size(get: Get<'_>) -> Result<Option<RankAndSize>> {
             (Some(r), Some(s)) => return Ok(Some((rank, r, s, local()))),
             (None, None) => {}
             // Kubernetes tells the rank only; the size has to be given by hand.
-            (None, Some(s)) if rank == config::RANK.name => match number(get, "JOB_COMPLETION_INDEX")? {
-                Some(r) => return Ok(Some(("JOB_COMPLETION_INDEX", r, s, None))),
-                None if s == 1 => {}
+            (None, Some(1)) if rank == config::RANK.name => return Ok(None),
+            (None, Some(s)) if rank == config::RANK.name => match number(get, POD_INDEX)? {
+                Some(r) => return Ok(Some((POD_INDEX, r, s, None))),
                 None => return Err(half(size, rank)),
             },
             (Some(_), None) => return Err(half(rank, size)),
@@ -98,11 +101,44 @@ fn rank_and_size(get: Get<'_>) -> Result<Option<RankAndSize>> {
     if let (Some(rank), Some(size), Some(_)) = (rank, size, get("MASTER_ADDR")) {
         return Ok(Some((torchrun.0, rank, size, number(get, "LOCAL_WORLD_SIZE").ok().flatten())));
     }
-    if let (Some(rank), Some(size)) = (number(get, "JOB_COMPLETION_INDEX")?, size) {
-        return Ok(Some(("JOB_COMPLETION_INDEX", rank, size, None)));
+    if let Some(found) = trainers_pod(get)? {
+        return Ok(Some(found));
     }
-    Ok(None)
+    match (number(get, POD_INDEX)?, size) {
+        (Some(rank), Some(size)) => Ok(Some((POD_INDEX, rank, size, None))),
+        // Silently training as many models as there are pods would be worse than any error.
+        (Some(rank), None) => Err(Error::Usage(format!(
+            "{POD_INDEX} is {rank}: this is a pod of an indexed Kubernetes job, but nothing says how many ranks the job has. \
+             Set {} in the pod's template to the job's `completions`; or to 1 if its pods have nothing to do with each other",
+            config::SIZE.name
+        ))),
+        (None, _) => Ok(None),
+    }
 }
+
+/// What Kubeflow's Trainer tells torchrun by variables, for a program that it starts without torchrun: one rank a pod.
+fn trainers_pod(get: Get<'_>) -> Result<Option<RankAndSize>> {
+    let Some(rank) = number(get, TRAINER_RANK)? else { return Ok(None) };
+    let Some(nodes) = get("PET_NNODES") else { return Err(half(TRAINER_RANK, "PET_NNODES")) };
+    let several = |what: &str| {
+        Error::Usage(format!("{what}, which needs somebody to start them: run the program by `torchrun` in this pod"))
+    };
+    let Ok(size) = nodes.trim().parse() else {
+        return Err(several(&format!("PET_NNODES is {nodes:?}: the number of pods may change")));
+    };
+    // Words like `auto` mean as many as there are devices, which only torchrun counts.
+    match get("PET_NPROC_PER_NODE").map(|text| text.trim().to_owned()).as_deref() {
+        None | Some("1" | "auto") => Ok(Some((TRAINER_RANK, rank, size, None))),
+        Some(processes) => {
+            Err(several(&format!("PET_NPROC_PER_NODE is {processes:?}: this pod is to have several ranks")))
+        }
+    }
+}
+
+/// Which pod of an indexed Kubernetes job this is.
+const POD_INDEX: &str = "JOB_COMPLETION_INDEX";
+/// Which pod of a Trainer's job this is.
+const TRAINER_RANK: &str = "PET_NODE_RANK";
 
 fn half(there: &str, missing: &str) -> Error {
     Error::Usage(format!("{there} is set but {missing} is not: set both, or neither for a world of one"))
@@ -126,7 +162,11 @@ fn job_name(get: Get<'_>, by: &str, one_host: bool, master: Option<&(String, u16
         let run = get("TORCHELASTIC_RUN_ID")?;
         Some(format!("torchrun-{run}-{host}-{port}-{}", get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default()))
     };
-    let slurm = || Some(format!("slurm-{}-{}", get("SLURM_JOB_ID")?, get("SLURM_STEP_ID")?));
+    let slurm = || {
+        // A job that was put back into the queue keeps its numbers.
+        let again = get("SLURM_RESTART_COUNT").filter(|count| count != "0").map(|count| format!("-again{count}"));
+        Some(format!("slurm-{}-{}{}", get("SLURM_JOB_ID")?, get("SLURM_STEP_ID")?, again.unwrap_or_default()))
+    };
     let jsrun = || Some(format!("lsf-{}-{}", get("LSB_JOBID")?, get("JSM_NAMESPACE_ID").unwrap_or_default()));
     let pmix = || get("PMIX_NAMESPACE").or_else(|| get("OMPI_MCA_ess_base_jobid"));
     match by {
@@ -187,6 +227,13 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
             ("PMIX_NAMESPACE", "prterun-1@1"),
         ];
+        let trainer = [
+            ("PET_NODE_RANK", "1"),
+            ("PET_NNODES", "3"),
+            ("PET_NPROC_PER_NODE", "1"),
+            ("PET_MASTER_ADDR", "trainer-node-0-0.trainer"),
+            ("PET_MASTER_PORT", "29400"),
+        ];
         let job = |found: &Identity| found.job.clone().unwrap_or_default();
         let all = |groups: &[&[(&'static str, &'static str)]]| groups.concat();
         for (name, given, want) in [
@@ -195,13 +242,30 @@ mod tests {
                 vec![("CORRO_RANK", "3"), ("CORRO_SIZE", "4"), ("RANK", "0"), ("WORLD_SIZE", "9")],
                 (3, 4, None, ""),
             ),
+            (
+                "ours on one host",
+                vec![("CORRO_RANK", "3"), ("CORRO_SIZE", "4"), ("CORRO_LOCAL_SIZE", "4")],
+                (3, 4, Some(true), ""),
+            ),
             ("open mpi", ompi.to_vec(), (1, 4, Some(true), "prterun-1@1")),
             ("slurm", slurm.to_vec(), (2, 4, Some(false), "slurm-77-0")),
+            (
+                "slurm, not queued again",
+                all(&[&slurm, &[("SLURM_RESTART_COUNT", "0")]]),
+                (2, 4, Some(false), "slurm-77-0"),
+            ),
+            (
+                "slurm, queued again",
+                all(&[&slurm, &[("SLURM_RESTART_COUNT", "2")]]),
+                (2, 4, Some(false), "slurm-77-0-again2"),
+            ),
             ("torchrun", torch.to_vec(), (1, 2, Some(true), "torchrun-none-n1-29500-")),
             ("torchrun under srun", all(&[&slurm, &torch]), (1, 2, Some(true), "torchrun-none-n1-29500-")),
             ("torchrun under mpirun", all(&[&ompi, &torch]), (1, 2, Some(true), "torchrun-none-n1-29500-")),
             ("kubeflow", torch[..5].to_vec(), (1, 2, Some(true), "")),
             ("kubernetes", vec![("JOB_COMPLETION_INDEX", "5"), ("CORRO_SIZE", "6")], (5, 6, None, "")),
+            ("kubeflow's trainer", all(&[&trainer, &[("JOB_COMPLETION_INDEX", "0")]]), (1, 3, None, "")),
+            ("torchrun in a trainer's pod", all(&[&trainer, &torch]), (1, 2, Some(true), "torchrun-none-n1-29500-")),
             ("kubernetes by torch's name", vec![("JOB_COMPLETION_INDEX", "5"), ("WORLD_SIZE", "6")], (5, 6, None, "")),
             (
                 "jsrun",
@@ -226,6 +290,13 @@ mod tests {
     }
 
     #[test]
+    fn the_trainers_master_is_found() {
+        let given =
+            [("PET_NODE_RANK", "1"), ("PET_NNODES", "3"), ("PET_MASTER_ADDR", "n0"), ("PET_MASTER_PORT", "29400")];
+        assert_eq!(look(&given).unwrap().unwrap().master, Some(("n0".into(), 29400)));
+    }
+
+    #[test]
     fn what_means_nothing_is_a_world_of_one() {
         for given in [
             vec![],
@@ -235,7 +306,7 @@ mod tests {
             // A batch script of Slurm, outside any step.
             vec![("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_JOB_ID", "1")],
             // An indexed job of Kubernetes whose pods have nothing to do with each other.
-            vec![("JOB_COMPLETION_INDEX", "3")],
+            vec![("JOB_COMPLETION_INDEX", "3"), ("CORRO_SIZE", "1")],
             vec![("CORRO_SIZE", "1")],
         ] {
             assert_eq!(look(&given).unwrap(), None, "{given:?}");
@@ -251,6 +322,10 @@ mod tests {
             (vec![("PMI_SIZE", "1")], "PMI_RANK"),
             (vec![("CORRO_RANK", "one"), ("CORRO_SIZE", "2")], "CORRO_RANK"),
             (vec![("CORRO_RANK", "2"), ("CORRO_SIZE", "2")], "2 ranks only"),
+            (vec![("JOB_COMPLETION_INDEX", "3")], "CORRO_SIZE"),
+            (vec![("PET_NODE_RANK", "0")], "PET_NNODES"),
+            (vec![("PET_NODE_RANK", "0"), ("PET_NNODES", "1:4")], "torchrun"),
+            (vec![("PET_NODE_RANK", "0"), ("PET_NNODES", "2"), ("PET_NPROC_PER_NODE", "8")], "torchrun"),
         ] {
             let text = look(&given).unwrap_err().to_string();
             assert!(text.contains(word), "{text}");

@@ -4,21 +4,25 @@
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use corro_core::{Deadline, Error, Result, codec, config};
 use serde::{Deserialize, Serialize};
 
-use super::AGAIN;
+use crate::private_folder;
+use crate::reminder::Reminder;
 use crate::secret::{SECRET_BYTES, Secret};
 use crate::store;
 
 /// The longest file that is believed.
 const MAX_BYTES: usize = 64 * 1024;
-/// How long a store that was named may take to answer, before the file is read again: it may be an old one.
-const ONE_TRY: Duration = Duration::from_secs(1);
+
+/// How long to wait before looking again for what is not there yet.
+pub(super) const AGAIN: Duration = Duration::from_millis(10);
+/// How long one address may be tried before everything is looked up again: it may be an old one.
+pub(super) const ONE_TRY: Duration = Duration::from_secs(1);
 
 /// What the file says.
 #[derive(Serialize, Deserialize)]
@@ -37,29 +41,14 @@ impl MeetingPoint {
 /// Where the files are. Made if it is not there, and refused if others could write to it.
 pub(super) fn directory(one_host: bool) -> Result<PathBuf> {
     let chosen = config::MEET_DIR.value().map(PathBuf::from);
-    let of_this_host = || match config::foreign("XDG_RUNTIME_DIR") {
-        Some(runtime) => PathBuf::from(runtime).join("corro"),
-        None => std::env::temp_dir().join(format!("corro-{}", rustix::process::getuid().as_raw())),
-    };
     let of_all_hosts = || config::foreign("HOME").map(|home| PathBuf::from(home).join(".corro").join("meet"));
     let path = match chosen {
         Some(path) => path,
-        None if one_host => of_this_host(),
-        None => of_all_hosts().unwrap_or_else(of_this_host),
+        None if one_host => private_folder::of_this_host(),
+        None => of_all_hosts().unwrap_or_else(private_folder::of_this_host),
     };
-    own(&path)?;
+    private_folder::prepare(&path, "(CORRO_MEET_DIR) for ranks to meet")?;
     Ok(path)
-}
-
-fn own(path: &Path) -> Result<()> {
-    let doing = || format!("preparing {} (CORRO_MEET_DIR) for ranks to meet", path.display());
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|e| Error::io(doing(), e))?;
-    let found = std::fs::symlink_metadata(path).map_err(|e| Error::io(doing(), e))?;
-    let ours = found.is_dir() && found.uid() == rustix::process::getuid().as_raw();
-    if !ours || found.permissions().mode() & 0o022 != 0 {
-        return Err(Error::io(doing(), "it must be a directory of this user that nobody else can write to"));
-    }
-    Ok(())
 }
 
 /// A job's name as a file name.
@@ -99,6 +88,7 @@ pub(super) fn write(path: &Path, point: &MeetingPoint) -> Result<Written> {
 
 /// Waits for the file at `path`, and goes to the store it names.
 pub(super) fn follow(path: &Path, tls: bool, deadline: Deadline) -> Result<(store::Client, Secret)> {
+    let mut reminder = Reminder::new();
     loop {
         let tried = match read(path) {
             Ok(Some(point)) => {
@@ -122,6 +112,13 @@ pub(super) fn follow(path: &Path, tls: bool, deadline: Deadline) -> Result<(stor
                     deadline.granted()
                 ),
             ));
+        }
+        if reminder.is_due() {
+            tracing::warn!(
+                "this process waits for rank 0 to say by {} where to meet ({tried}). CORRO_CONNECT_TIMEOUT says for how long \
+                 ranks wait",
+                path.display()
+            );
         }
         std::thread::sleep(AGAIN);
     }
@@ -153,6 +150,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<MeetingPoint> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -172,16 +171,6 @@ mod tests {
         let path = std::env::temp_dir().join("corro-no-such-meeting");
         let error = follow(&path, false, Deadline::after(Duration::from_millis(30))).err().unwrap().to_string();
         assert!(error.contains("corro run") && error.contains("CORRO_SECRET"), "{error}");
-    }
-
-    #[test]
-    fn directories_of_others_are_refused() {
-        let path = std::env::temp_dir().join(format!("corro-dir-{}", std::process::id()));
-        own(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(own(&path).unwrap_err().to_string().contains("nobody else can write"));
-        std::fs::remove_dir(&path).unwrap();
     }
 
     #[test]

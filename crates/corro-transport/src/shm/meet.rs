@@ -1,8 +1,11 @@
 //! How the ranks of a group on one host come to share a segment.
 //!
-//! The first of them creates the memory and waits at an abstract Unix socket whose name only this job and group use.
-//! The others come there, each with its doorbell and a descriptor by which its exit can be seen, and get the memory
-//! and everyone's descriptors in return. Nothing appears in a file system, so nothing can be left behind.
+//! The first of them creates the memory and waits at an abstract Unix socket. The others come there, each with its doorbell
+//! and a descriptor by which its exit can be seen, and get the memory and everyone's descriptors in return. Nothing appears
+//! in a file system, so nothing can be left behind, and containers that share a network but no folder can meet.
+//!
+//! The socket's name is derived from the job's secret and the group, so nobody else can know it before it is taken, nor tell
+//! the next from those he has seen. If it is taken all the same, the next of a few names is used.
 //!
 //! Nobody waits for the dead: each side sees when the other's end of the socket closes, and who gives up says so first, and
 //! because of whom.
@@ -19,6 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corro_core::{Error, GroupId, Rank, Result};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -27,10 +32,14 @@ use rustix::net::{
 
 use super::segment::{Segment, Sizes};
 use super::stream::Doorbells;
+use crate::secret::Secret;
 use crate::wait_limit::WaitLimit;
 
 /// How long one visitor may take to say who it is.
 const VISIT: Duration = Duration::from_secs(5);
+
+/// How many names a meeting may have.
+const NAMES: u8 = 4;
 
 /// In place of the token: the host gives up because of the rank in the next four bytes.
 const GIVES_UP: &[u8; 12] = b"meeting over";
@@ -45,8 +54,8 @@ pub(crate) struct Seats {
 
 /// Where and as whom to meet.
 pub(crate) struct Invitation<'a> {
-    /// Public: part of the socket's name, different for each job.
-    pub(crate) job: &'a [u8; 16],
+    /// What the socket's name is made from; different for each job, and known to nobody else.
+    pub(crate) names: &'a Secret,
     /// Not public: shown to the one we meet.
     pub(crate) token: &'a [u8; 32],
     pub(crate) group: GroupId,
@@ -59,9 +68,12 @@ pub(crate) struct Invitation<'a> {
 
 /// Meets the other local members.
 pub(crate) fn meet(invitation: &Invitation<'_>, limit: &WaitLimit) -> Result<Seats> {
-    let name = socket_name(invitation);
-    let address = SocketAddr::from_abstract_name(&name).map_err(|e| Error::io("naming a Unix socket", e))?;
-    if invitation.me == 0 { host(invitation, &address, limit) } else { visit(invitation, &address, limit) }
+    let addresses = (0..NAMES).map(|attempt| {
+        let name = socket_name(invitation, attempt);
+        SocketAddr::from_abstract_name(name).map_err(|e| Error::io("naming a Unix socket", e))
+    });
+    let addresses = addresses.collect::<Result<Vec<_>>>()?;
+    if invitation.me == 0 { host(invitation, &addresses, limit) } else { visit(invitation, &addresses, limit) }
 }
 
 /// A doorbell: a counter that can be slept on.
@@ -84,19 +96,42 @@ fn own_exit() -> Option<OwnedFd> {
     rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).ok()
 }
 
-fn socket_name(invitation: &Invitation<'_>) -> String {
+fn socket_name(invitation: &Invitation<'_>, attempt: u8) -> String {
     use std::fmt::Write;
-    let mut name = String::from("corro-");
-    for byte in invitation.job {
+    let (group, first) = (invitation.group.0.to_le_bytes(), (invitation.local[0] as u64).to_le_bytes());
+    let proof = invitation.names.prove("meeting", &[&group, &first, &[attempt]]);
+    proof[..16].iter().fold(String::from("corro-"), |mut name, byte| {
         let _ = write!(name, "{byte:02x}");
+        name
+    })
+}
+
+/// Takes the first name that is free.
+fn listen(addresses: &[SocketAddr]) -> Result<UnixListener> {
+    for address in addresses {
+        match UnixListener::bind_addr(address) {
+            Ok(listener) => return Ok(listener),
+            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {
+                tracing::warn!(
+                    "somebody else uses the name {address:?}, which this job made up to meet at; taking another"
+                );
+            }
+            Err(e) => return Err(Error::io(format!("binding {address:?}"), e)),
+        }
     }
-    let _ = write!(name, "-{}-{}", invitation.group.0, invitation.local[0]);
-    name
+    Err(Error::io(
+        "opening a Unix socket for the ranks of this host to meet",
+        format!(
+            "all of its {} names are used by other processes, which could know them only from this job itself. Start it \
+             again: it will make up others",
+            addresses.len()
+        ),
+    ))
 }
 
 /// The first member's side.
-fn host(invitation: &Invitation<'_>, address: &SocketAddr, limit: &WaitLimit) -> Result<Seats> {
-    let listener = UnixListener::bind_addr(address).map_err(|e| Error::io(format!("binding {address:?}"), e))?;
+fn host(invitation: &Invitation<'_>, addresses: &[SocketAddr], limit: &WaitLimit) -> Result<Seats> {
+    let listener = listen(addresses)?;
     listener.set_nonblocking(true).map_err(|e| Error::io("configuring a Unix socket", e))?;
     let (segment, memory) = Segment::create(invitation.sizes)?;
     let mut visitors: Vec<Option<Visitor>> = (0..invitation.local.len()).map(|_| None).collect();
@@ -231,24 +266,15 @@ fn hand_over(
 }
 
 /// The side of all other members.
-fn visit(invitation: &Invitation<'_>, address: &SocketAddr, limit: &WaitLimit) -> Result<Seats> {
+fn visit(invitation: &Invitation<'_>, addresses: &[SocketAddr], limit: &WaitLimit) -> Result<Seats> {
     let host = invitation.local[0];
     let lost = |cause: String| Error::peer_lost(host, "this host", cause);
-    let stream = loop {
-        match UnixStream::connect_addr(address) {
-            Ok(stream) => break stream,
-            // Not there yet, or its queue is full: both pass.
-            Err(e) if limit.is_over() => {
-                limit.check()?;
-                return Err(lost(format!(
-                    "it did not open the shared-memory meeting within {} s ({e}; CORRO_CONNECT_TIMEOUT sets this limit)",
-                    limit.deadline().granted().as_secs_f64()
-                )));
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(1)),
-        }
-    };
-    same_user(&stream).map_err(lost)?;
+    let stream = find_host(addresses, limit)?.map_err(|why| {
+        lost(format!(
+            "it did not open the shared-memory meeting within {} s ({why}; CORRO_CONNECT_TIMEOUT sets this limit)",
+            limit.deadline().granted().as_secs_f64()
+        ))
+    })?;
     stream.set_read_timeout(Some(VISIT)).map_err(|e| Error::io("configuring a Unix socket", e))?;
     let mut hello = invitation.token.to_vec();
     hello.extend((invitation.me as u32).to_le_bytes());
@@ -286,6 +312,25 @@ fn visit(invitation: &Invitation<'_>, address: &SocketAddr, limit: &WaitLimit) -
     Ok(Seats { segment: Arc::new(segment), doorbells: Arc::new(doorbells), exits })
 }
 
+/// Connects to the host, by whichever name it has taken. An error if it was called off; inside, if the time is over.
+fn find_host(addresses: &[SocketAddr], limit: &WaitLimit) -> Result<Result<UnixStream, String>> {
+    loop {
+        let mut why = String::new();
+        for address in addresses {
+            match UnixStream::connect_addr(address).map_err(|e| e.to_string()).and_then(|s| same_user(&s).map(|()| s)) {
+                Ok(stream) => return Ok(Ok(stream)),
+                // Not there yet, its queue is full, or somebody else is there: the host may still come, or be elsewhere.
+                Err(e) => why = e,
+            }
+        }
+        limit.check()?;
+        if limit.is_over() {
+            return Ok(Err(why));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Waits until the host says something. An error if it was called off; inside, if the time is over.
 fn wait_for_host(stream: &UnixStream, limit: &WaitLimit) -> Result<Result<(), String>> {
     loop {
@@ -301,15 +346,12 @@ fn wait_for_host(stream: &UnixStream, limit: &WaitLimit) -> Result<Result<(), St
     }
 }
 
-/// The other end must be a process of the same user.
+/// The other end must be a process of the same user. Its process number means nothing: a process of another namespace has
+/// none here.
 fn same_user(stream: &UnixStream) -> Result<(), String> {
-    let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|e| e.to_string())?;
-    let own = rustix::process::geteuid();
-    if peer.uid == own {
-        Ok(())
-    } else {
-        Err(format!("it runs as user {} and this rank as {}", peer.uid.as_raw(), own.as_raw()))
-    }
+    let peer = getsockopt(stream, PeerCredentials).map_err(|e| e.to_string())?.uid();
+    let own = rustix::process::geteuid().as_raw();
+    if peer == own { Ok(()) } else { Err(format!("it runs as user {peer} and this rank as {own}")) }
 }
 
 fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
@@ -370,27 +412,28 @@ mod tests {
     use crate::wait_limit::GivenUp;
     use crate::withdrawal::Withdrawal;
 
-    fn invitation<'a>(job: &'a [u8; 16], token: &'a [u8; 32], local: &'a [Rank], me: usize) -> Invitation<'a> {
+    fn invitation<'a>(names: &'a Secret, token: &'a [u8; 32], local: &'a [Rank], me: usize) -> Invitation<'a> {
         let sizes = Sizes { members: local.len(), slot: 4096, ring: 4096, area: 4096, workspace: 0 };
-        Invitation { job, token, group: GroupId(9), local, me, sizes }
+        Invitation { names, token, group: GroupId(9), local, me, sizes }
     }
 
     fn wait_limit(time: Duration) -> WaitLimit {
         Deadline::after(time).into()
     }
 
-    fn job(n: u8) -> [u8; 16] {
-        let mut job = [n; 16];
-        job[..4].copy_from_slice(&std::process::id().to_le_bytes());
-        job
+    fn job() -> Secret {
+        Secret::random().unwrap()
     }
 
     #[test]
     fn everyone_maps_the_same_memory() {
-        let (job, token, local) = (job(1), [2; 32], [4, 6, 9]);
+        let (job, token, local) = (job(), [2; 32], [4, 6, 9]);
         let seats: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..3)
-                .map(|me| scope.spawn(move || meet(&invitation(&job, &token, &local, me), &wait_limit(VISIT))))
+                .map(|me| {
+                    let (job, token, local) = (&job, &token, &local);
+                    scope.spawn(move || meet(&invitation(job, token, local, me), &wait_limit(VISIT)))
+                })
                 .collect();
             threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
         });
@@ -401,7 +444,7 @@ mod tests {
 
     #[test]
     fn a_missing_rank_is_named_in_time() {
-        let (job, token, local) = (job(3), [2; 32], [4, 6, 9]);
+        let (job, token, local) = (job(), [2; 32], [4, 6, 9]);
         let short = wait_limit(Duration::from_millis(100));
         let text = meet(&invitation(&job, &token, &local, 0), &short).err().unwrap().to_string();
         assert!(text.contains("[6, 9]") && text.contains("CORRO_CONNECT_TIMEOUT"), "{text}");
@@ -412,7 +455,7 @@ mod tests {
 
     #[test]
     fn strangers_are_turned_away_and_the_meeting_goes_on() {
-        let (job, token, local) = (job(4), [2; 32], [0, 1]);
+        let (job, token, local) = (job(), [2; 32], [0, 1]);
         std::thread::scope(|scope| {
             let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &wait_limit(VISIT)));
             let stranger = meet(&invitation(&job, &[3; 32], &local, 1), &wait_limit(VISIT));
@@ -424,7 +467,7 @@ mod tests {
 
     /// Comes and says hello as seat `me`, and nothing else.
     fn come(invitation: &Invitation<'_>) -> UnixStream {
-        let address = SocketAddr::from_abstract_name(socket_name(invitation)).unwrap();
+        let address = SocketAddr::from_abstract_name(socket_name(invitation, 0)).unwrap();
         let stream = loop {
             match UnixStream::connect_addr(&address) {
                 Ok(stream) => break stream,
@@ -436,9 +479,48 @@ mod tests {
         stream
     }
 
+    /// Takes a name as somebody would who has seen it: connections to it are refused.
+    fn take(name: &str) -> OwnedFd {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
+        let taken = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&taken, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        taken
+    }
+
+    #[test]
+    fn names_that_are_taken_only_make_it_choose_others() {
+        let (job, token, local) = (job(), [2; 32], [0, 1]);
+        let mut taken = Vec::new();
+        for free in (0..NAMES).rev() {
+            taken = (0..NAMES - free).map(|n| take(&socket_name(&invitation(&job, &token, &local, 0), n))).collect();
+            if free == 0 {
+                break;
+            }
+            std::thread::scope(|scope| {
+                let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &wait_limit(VISIT)));
+                assert!(meet(&invitation(&job, &token, &local, 1), &wait_limit(VISIT)).is_ok());
+                assert!(host.join().unwrap().is_ok());
+            });
+        }
+        assert_eq!(taken.len(), usize::from(NAMES));
+        let text = meet(&invitation(&job, &token, &local, 0), &wait_limit(VISIT)).err().unwrap().to_string();
+        assert!(text.contains("Start it again"), "{text}");
+    }
+
+    #[test]
+    fn one_name_tells_nothing_about_the_next() {
+        let (job, token, local) = (job(), [2; 32], [0, 1]);
+        let one = invitation(&job, &token, &local, 0);
+        let other = Invitation { group: GroupId(10), ..invitation(&job, &token, &local, 0) };
+        let common = |a: &str, b: &str| a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
+        for (a, b) in [(socket_name(&one, 0), socket_name(&other, 0)), (socket_name(&one, 0), socket_name(&one, 1))] {
+            assert!(common(&a, &b) < "corro-".len() + 16, "{a} {b}");
+        }
+    }
+
     #[test]
     fn a_visitor_that_dies_ends_the_meeting_at_once() {
-        let (job, token, local) = (job(5), [2; 32], [4, 6, 9, 11]);
+        let (job, token, local) = (job(), [2; 32], [4, 6, 9, 11]);
         std::thread::scope(|scope| {
             let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &Deadline::never().into()));
             let waits = come(&invitation(&job, &token, &local, 1));
@@ -452,10 +534,10 @@ mod tests {
 
     #[test]
     fn a_visitor_hears_because_of_whom_the_meeting_is_over() {
-        let (job, token, local) = (job(7), [2; 32], [4, 6, 9]);
+        let (job, token, local) = (job(), [2; 32], [4, 6, 9]);
         let invitation = invitation(&job, &token, &local, 1);
         let listener =
-            UnixListener::bind_addr(&SocketAddr::from_abstract_name(socket_name(&invitation)).unwrap()).unwrap();
+            UnixListener::bind_addr(&SocketAddr::from_abstract_name(socket_name(&invitation, 0)).unwrap()).unwrap();
         std::thread::scope(|scope| {
             let visitor = scope.spawn(|| meet(&invitation, &Deadline::never().into()));
             let (stream, _) = listener.accept().unwrap();
@@ -467,7 +549,7 @@ mod tests {
 
     #[test]
     fn a_meeting_can_be_called_off_by_either_side() {
-        let (job, token, local) = (job(6), [2; 32], [0, 1, 2]);
+        let (job, token, local) = (job(), [2; 32], [0, 1, 2]);
         for me in 0..3 {
             let (withdrawal, given_up) = (Withdrawal::default(), GivenUp::default());
             let limit = WaitLimit::new(Duration::ZERO, &withdrawal, &given_up);

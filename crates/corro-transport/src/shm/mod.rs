@@ -5,5 +5,6 @@ pub(crate) mod meet;
 pub(crate) mod peek;
 pub(crate) mod pool;
 pub(crate) mod segment;
+pub(crate) mod span;
 pub(crate) mod stream;
 pub(crate) mod team;

@@ -1,10 +1,13 @@
 //! A piece of memory that several ranks of one host map, and what lies where in it.
 //!
 //! Owns the mapping. Hands out atomics (for counters) and checked raw pointers (for payload), never a reference into
-//! payload: another process may write there at any time, and only the counters say when it won't.
+//! payload: another process may write there at any time, and only the counters say when it won't. Whoever makes a reference
+//! from such a pointer must show that nobody writes to *those bytes* while it lives: `Team::area`, `Team::workspace` and
+//! `Pool::part` do, and nobody else.
 //!
 //! The memory is a `memfd`: it has no name in any file system, is not limited by the size of `/dev/shm`, and is gone
-//! with the last process that maps it, however that process ends.
+//! with the last process that maps it, however that process ends. Its size is sealed: a process that shrank it would make
+//! all others die of SIGBUS.
 //!
 //! ```text
 //! header page      poison
@@ -22,11 +25,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use corro_core::{Error, Result};
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Slots of a member's board; `team` explains the number.
 pub(crate) const SLOTS: usize = 5;
+
+/// What nobody can do any more to memory that was handed over.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Bytes kept for the control words of one member, and for the header.
 const PAGE: usize = 4096;
@@ -53,7 +59,9 @@ impl Sizes {
     /// The sizes used in production: slots that stay in a core's second-level cache together, rings that hold a few
     /// pieces, an area of `area` bytes, and a workspace for three windows of 2 MiB.
     pub(crate) fn for_team(members: usize, area: usize) -> Self {
-        Self { members, slot: 256 << 10, ring: 256 << 10, area: area.next_multiple_of(PAGE), workspace: 6 << 20 }
+        // An area that long is refused by `total`.
+        let area = area.checked_next_multiple_of(PAGE).unwrap_or(usize::MAX);
+        Self { members, slot: 256 << 10, ring: 256 << 10, area, workspace: 6 << 20 }
     }
 
     fn ring_stride(&self) -> usize {
@@ -76,8 +84,15 @@ impl Sizes {
         self.area_offset() + self.area
     }
 
+    /// All bytes; `None` if that is more than an address can tell apart. Every offset above is a part of this sum, so where
+    /// this one does not overflow, none does: a segment exists only if this is `Some`.
     fn total(&self) -> Option<usize> {
-        self.member_stride().checked_mul(self.members)?.checked_add(PAGE)
+        let slots = self.slot.checked_mul(SLOTS)?.checked_add(PAGE)?;
+        let ring = crate::ring::CONTROL_BYTES.checked_add(self.ring)?;
+        let area_offset = ring.checked_mul(self.members)?.checked_add(slots)?.checked_next_multiple_of(PAGE)?;
+        let stride = area_offset.checked_add(self.area)?.checked_add(self.workspace)?;
+        let total = stride.checked_mul(self.members)?.checked_add(PAGE)?;
+        (total <= isize::MAX as usize).then_some(total)
     }
 }
 
@@ -137,16 +152,24 @@ unsafe impl Sync for Segment {}
 impl Segment {
     /// New zeroed memory of these sizes, and the descriptor by which other processes map it.
     pub(crate) fn create(sizes: Sizes) -> Result<(Self, OwnedFd)> {
-        let fd = rustix::fs::memfd_create("corro", MemfdFlags::CLOEXEC)
-            .map_err(|e| Error::io("creating shared memory", e))?;
         let bytes = Self::total(sizes)?;
+        let fd = rustix::fs::memfd_create("corro", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|e| Error::io("creating shared memory", e))?;
         rustix::fs::ftruncate(&fd, bytes as u64)
             .map_err(|e| Error::io(format!("reserving {bytes} bytes of shared memory"), e))?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|e| Error::io("sealing the size of shared memory", e))?;
         Ok((Self::map(fd.as_fd(), sizes)?, fd))
     }
 
-    /// Maps memory another process created. Its size is checked against `sizes`, so no access can leave it.
+    /// Maps memory another process created. Its size is checked against `sizes`, and that it can't change any more, so no
+    /// access can leave it.
     pub(crate) fn attach(fd: BorrowedFd<'_>, sizes: Sizes) -> Result<Self> {
+        let sealed = rustix::fs::fcntl_get_seals(fd).map_err(|e| Error::io("looking at shared memory", e))?;
+        if !sealed.contains(SEALS) {
+            return Err(Error::Malformed(
+                "the shared memory that a rank of this host handed over could be resized".into(),
+            ));
+        }
         let there = rustix::fs::fstat(fd).map_err(|e| Error::io("looking at shared memory", e))?.st_size;
         let wanted = Self::total(sizes)?;
         if usize::try_from(there) != Ok(wanted) {
@@ -164,7 +187,7 @@ impl Segment {
     fn map(fd: BorrowedFd<'_>, sizes: Sizes) -> Result<Self> {
         let bytes = Self::total(sizes)?;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing of ours; the file is at least
-        // `bytes` long (created so, or checked in `attach`) and memfds we hand out are never shrunk.
+        // `bytes` long (created so, or checked in `attach`), and its size is sealed.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -291,6 +314,39 @@ mod tests {
         one.word(1, ControlWord::Reduced).store(7, Ordering::Release);
         assert_eq!(two.word(1, ControlWord::Reduced).load(Ordering::Acquire), 7);
         assert!(Segment::attach(fd.as_fd(), Sizes { area: 8192, ..sizes }).is_err());
+    }
+
+    #[test]
+    fn nobody_can_change_its_size() {
+        let sizes = Sizes { members: 2, slot: 4096, ring: 4096, area: 0, workspace: 0 };
+        let (segment, fd) = Segment::create(sizes).unwrap();
+        for bytes in [0, segment.bytes - 1, segment.bytes + 1] {
+            assert_eq!(rustix::fs::ftruncate(&fd, bytes as u64), Err(rustix::io::Errno::PERM), "{bytes}");
+        }
+        let open = rustix::fs::memfd_create("corro", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&open, segment.bytes as u64).unwrap();
+        assert!(matches!(Segment::attach(open.as_fd(), sizes), Err(Error::Malformed(_))));
+    }
+
+    #[test]
+    fn sizes_beyond_all_memory_are_refused() {
+        let fits = Sizes::for_team(4, 1 << 20);
+        let huge = [usize::MAX, usize::MAX - PAGE, isize::MAX as usize, isize::MAX as usize / 4, usize::MAX / 4 + 1];
+        let variants: [fn(Sizes, usize) -> Sizes; 5] = [
+            |s, n| Sizes { members: n, ..s },
+            |s, n| Sizes { slot: n, ..s },
+            |s, n| Sizes { ring: n, ..s },
+            |s, n| Sizes { area: n, ..s },
+            |s, n| Sizes { workspace: n, ..s },
+        ];
+        for bytes in huge {
+            assert!(matches!(Segment::create(Sizes::for_team(4, bytes)), Err(Error::Usage(_))), "{bytes:#x}");
+            for variant in variants {
+                let sizes = variant(fits, bytes);
+                assert!(matches!(Segment::create(sizes), Err(Error::Usage(_))), "{sizes:?}");
+            }
+        }
+        assert!(fits.total().is_some());
     }
 
     #[test]

@@ -20,6 +20,7 @@
 #![expect(unsafe_code, reason = "moves bytes in memory shared with other processes")]
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,7 +33,9 @@ use super::counter::Counter;
 use super::peek;
 use super::pool::{Pooled, Pools};
 use super::segment::{ControlWord, SLOTS, Segment};
+use super::span::{Source, Span, Target};
 use crate::cores;
+use crate::secret::random_bytes;
 use crate::withdrawal::Withdrawal;
 
 /// How long a sleeper sleeps before it looks whether its peer still lives.
@@ -64,45 +67,6 @@ pub struct Member {
     pub host: String,
     /// Readable once its process has exited; `None` where the system can't tell.
     pub(crate) exit: Option<OwnedFd>,
-}
-
-/// A place in the shared memory. Made by [`Team`], which checks it.
-#[derive(Clone, Copy, Debug)]
-pub struct Span {
-    at: *mut u8,
-    len: usize,
-}
-
-impl Span {
-    /// How many bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
-/// One operand of [`Team::reduce`].
-#[derive(Clone, Copy, Debug)]
-pub enum Source<'a> {
-    /// Bytes on the board or in an area.
-    Shared(Span),
-    /// The caller's own bytes.
-    Private(&'a [u8]),
-    /// What the target holds now.
-    Target,
-}
-
-/// Where [`Team::reduce`] writes.
-#[derive(Debug)]
-pub enum Target<'a> {
-    /// Onto the board or into an area.
-    Shared(Span),
-    /// Into the caller's own memory.
-    Private(&'a mut [u8]),
 }
 
 /// This rank's seat in the team.
@@ -153,13 +117,16 @@ impl Team {
     }
 
     /// A part of what `member` has in the pool, beginning `start` bytes behind the tensor of that number.
-    pub fn pooled(&self, place: &Pooled, member: usize, tensor: usize, start: usize, len: usize) -> Span {
-        Span { at: place.pool.segment.area(member, place.offset(tensor) + start, len), len }
+    pub fn pooled<'a>(&self, place: &'a Pooled, member: usize, tensor: usize, start: usize, len: usize) -> Span<'a> {
+        Span::new(place.pool.segment.area(member, place.offset(tensor) + start, len), len)
     }
 
     /// Finds out whether all members can read each other's private memory. All of them must call this.
     pub(crate) fn try_peeking(&mut self, timeout: Duration) -> Result<()> {
-        let probe = Box::new((self.me as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x636f_7272_6f21);
+        // Random: a member's process number may be another process's here, where they have namespaces of their own, and
+        // what is found at that address there must not be taken for the probe.
+        let [a, b, c, d, e, f, g, h, ..] = random_bytes()?;
+        let probe = Box::new(u64::from_ne_bytes([a, b, c, d, e, f, g, h]));
         let address = std::ptr::from_ref(&*probe) as u64;
         self.segment.word(self.me, ControlWord::Process).store(std::process::id(), Ordering::SeqCst);
         let shown = self.show(&[address, *probe], timeout)?;
@@ -260,19 +227,24 @@ impl Team {
         self.may_spin
     }
 
-    /// This member's area. Others write there only inside a collective that this member takes part in.
-    pub fn area(&mut self) -> &mut [u8] {
-        let len = self.area_bytes();
-        // SAFETY: the pages are mapped while `self` lives, and by the protocol no other member touches them while this
-        // member is outside a collective, which `&mut self` guarantees for the life of the slice.
-        unsafe { std::slice::from_raw_parts_mut(self.segment.area(self.me, 0, len), len) }
+    /// A part of this member's area. Others write there only inside a collective that this member takes part in; inside
+    /// one, take only what no other member writes until you are done with it.
+    pub fn area(&mut self, range: Range<usize>) -> &mut [u8] {
+        let at = self.segment.area(self.me, range.start, range.len());
+        // SAFETY: `segment` has checked that the bytes lie inside this member's area, and they are mapped while `self` lives.
+        // In this process `&mut self` keeps them apart from every span and every other slice. Other processes write to an
+        // area only between a round that this member has published and the barrier at the collective's end, which it waits
+        // for before it returns: outside of that, and for what its collective leaves to this member, nobody writes. (A team
+        // that failed may have a member that goes on writing. What it leaves is bytes of no meaning, and the engine uses
+        // neither the team nor what was in its area again.)
+        unsafe { std::slice::from_raw_parts_mut(at, range.len()) }
     }
 
-    /// This member's workspace: as [`Team::area`], but for the collectives' own use.
-    pub fn workspace(&mut self) -> &mut [u8] {
-        let len = self.workspace_bytes();
-        // SAFETY: as in `area`; inside a collective its own protocol says who writes where.
-        unsafe { std::slice::from_raw_parts_mut(self.segment.workspace(self.me, 0, len), len) }
+    /// A part of this member's workspace: as [`Team::area`], but for the collectives' own use.
+    pub fn workspace(&mut self, range: Range<usize>) -> &mut [u8] {
+        let at = self.segment.workspace(self.me, range.start, range.len());
+        // SAFETY: as in `area`. Windows of the workspace are separated by barriers, see `hierarchical`.
+        unsafe { std::slice::from_raw_parts_mut(at, range.len()) }
     }
 
     /// Bytes of each member's workspace.
@@ -352,46 +324,47 @@ impl Team {
     }
 
     /// A part of the slot in which `member` shows `round`.
-    pub fn slot(&self, member: usize, round: u32, start: usize, len: usize) -> Span {
-        Span { at: self.segment.slot(member, round as usize % SLOTS, start, len), len }
+    pub fn slot(&self, member: usize, round: u32, start: usize, len: usize) -> Span<'_> {
+        Span::new(self.segment.slot(member, round as usize % SLOTS, start, len), len)
     }
 
     /// A part of the area of `member`.
-    pub fn area_of(&self, member: usize, start: usize, len: usize) -> Span {
-        Span { at: self.segment.area(member, start, len), len }
+    pub fn area_of(&self, member: usize, start: usize, len: usize) -> Span<'_> {
+        Span::new(self.segment.area(member, start, len), len)
     }
 
     /// A part of the workspace of `member`.
-    pub fn workspace_of(&self, member: usize, start: usize, len: usize) -> Span {
-        Span { at: self.segment.workspace(member, start, len), len }
+    pub fn workspace_of(&self, member: usize, start: usize, len: usize) -> Span<'_> {
+        Span::new(self.segment.workspace(member, start, len), len)
     }
 
     /// Copies private bytes into shared memory.
-    pub fn write(&self, to: Span, from: &[u8]) {
+    pub fn write(&self, to: Span<'_>, from: &[u8]) {
         assert_eq!(to.len, from.len(), "lengths differ");
-        // SAFETY: a span lies inside the segment; private bytes are not part of it, or are this member's own area.
+        // SAFETY: a span lies inside mapped shared memory. Private bytes are never part of it: slices of the area come from
+        // `&mut self`, so that none is alive here.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.at, to.len) }
     }
 
     /// Copies shared bytes into private memory.
-    pub fn read(&self, from: Span, into: &mut [u8]) {
+    pub fn read(&self, from: Span<'_>, into: &mut [u8]) {
         assert_eq!(from.len, into.len(), "lengths differ");
         // SAFETY: as in `write`.
         unsafe { std::ptr::copy_nonoverlapping(from.at.cast_const(), into.as_mut_ptr(), from.len) }
     }
 
     /// As [`Team::read`], for memory that nobody reads soon: the bytes go past the caches.
-    pub fn stream(&self, from: Span, into: &mut [u8]) {
+    pub fn stream(&self, from: Span<'_>, into: &mut [u8]) {
         assert_eq!(from.len, into.len(), "lengths differ");
         // SAFETY: as in `write`.
         unsafe { corro_kernels::stream(from.at.cast_const(), into.as_mut_ptr(), from.len) }
     }
 
     /// Copies shared bytes to another shared place.
-    pub fn copy(&self, to: Span, from: Span) {
+    pub fn copy(&self, to: Span<'_>, from: Span<'_>) {
         assert_eq!(to.len, from.len, "lengths differ");
-        // SAFETY: spans lie inside the segment; parts that different members own never overlap.
-        unsafe { std::ptr::copy_nonoverlapping(from.at.cast_const(), to.at, to.len) }
+        // SAFETY: spans lie inside mapped memory, and this copy may overlap.
+        unsafe { std::ptr::copy(from.at.cast_const(), to.at, to.len) }
     }
 
     /// `op(sources...) * factor`, in the order of `sources`, goes to `target` and to all of `copies`, in one pass.
@@ -400,7 +373,7 @@ impl Team {
         op: ReduceOp,
         dtype: DType,
         target: Target<'_>,
-        copies: &[Span],
+        copies: &[Span<'_>],
         sources: &[Source<'_>],
         factor: f64,
     ) {

@@ -56,7 +56,7 @@ impl Server {
     pub fn with_listener(listener: TcpListener, secret: &Secret, tls: bool, limits: Limits) -> Result<Self> {
         let address = listener.local_addr().map_err(|e| Error::io("asking for the store's own address", e))?;
         let tls = if tls { Some(Arc::new(TlsIdentity::new(secret)?)) } else { None };
-        let acceptor = Acceptor::new(listener, Arc::new(secret.clone()), tls, Serves::Store)?;
+        let acceptor = Acceptor::new(vec![listener], Arc::new(secret.clone()), tls, Serves::Store)?;
         let wake = Arc::new(wake_fd()?);
         let thread = std::thread::Builder::new()
             .name("corro-store".into())

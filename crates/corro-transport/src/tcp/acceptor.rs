@@ -1,6 +1,6 @@
 //! The door of a listening process: accepts connections and lets them prove themselves, all at once, in one thread.
 //!
-//! Owns the listener and every connection whose handshake is not finished; hands proven ones to its owner (the
+//! Owns the listeners and every connection whose handshake is not finished; hands proven ones to its owner (the
 //! endpoint's registry, or the store). Bounded: so many unfinished handshakes, so many seconds each. Never waits; its
 //! owner polls.
 
@@ -41,12 +41,14 @@ impl Proven {
     pub(crate) fn accept(mut self) -> Option<Socket> {
         self.handshake.accept().ok()?;
         // One byte into a socket from which all was taken: if it does not fit, something is wrong with the other end.
-        matches!(self.socket.pump(&mut self.handshake), Ok(true)).then_some(self.socket)
+        let sent = matches!(self.socket.pump(&mut self.handshake), Ok(true));
+        let sealed = self.purpose.must_be_sealed();
+        sent.then(|| if sealed { self.socket.seal(self.handshake.session(), false) } else { self.socket })
     }
 }
 
 pub(crate) struct Acceptor {
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
     secret: Arc<Secret>,
     tls: Option<Arc<TlsIdentity>>,
     serves: Serves,
@@ -76,15 +78,17 @@ enum Fate {
 
 impl Acceptor {
     pub(crate) fn new(
-        listener: TcpListener,
+        listeners: Vec<TcpListener>,
         secret: Arc<Secret>,
         tls: Option<Arc<TlsIdentity>>,
         serves: Serves,
     ) -> Result<Self> {
-        listener.set_nonblocking(true).map_err(|e| Error::io("preparing a listening socket", e))?;
+        for listener in &listeners {
+            listener.set_nonblocking(true).map_err(|e| Error::io("preparing a listening socket", e))?;
+        }
         let refusals = Arc::new(Mutex::new(Refusals::new(Instant::now())));
         let pending = VecDeque::new();
-        Ok(Self { listener, secret, tls, serves, refusals, pending, places: places(), paused_until: None })
+        Ok(Self { listeners, secret, tls, serves, refusals, pending, places: places(), paused_until: None })
     }
 
     /// Shared with whoever must explain why a peer did not come.
@@ -95,7 +99,7 @@ impl Acceptor {
     /// Adds what to poll. The same number of answers must be given to [`Acceptor::turn`].
     pub(crate) fn poll_fds<'a>(&'a self, now: Instant, fds: &mut Vec<PollFd<'a>>) {
         let listening = if self.may_accept(now) { PollFlags::IN } else { PollFlags::empty() };
-        fds.push(PollFd::from_borrowed_fd(self.listener.as_fd(), listening));
+        fds.extend(self.listeners.iter().map(|listener| PollFd::from_borrowed_fd(listener.as_fd(), listening)));
         for pending in &self.pending {
             let output_left = pending.handshake.as_ref().is_some_and(|h| !h.output().is_empty());
             fds.push(PollFd::from_borrowed_fd(pending.socket.as_fd(), pending.socket.interest(output_left)));
@@ -117,7 +121,7 @@ impl Acceptor {
     /// Goes on with every connection that has something; `events` are the answers to [`Acceptor::poll_fds`].
     pub(crate) fn turn(&mut self, events: &[PollFlags], now: Instant) -> Vec<Proven> {
         let mut proven = Vec::new();
-        let (listening, handshakes) = events.split_first().map_or((PollFlags::empty(), events), |(l, h)| (*l, h));
+        let (listening, handshakes) = events.split_at(self.listeners.len().min(events.len()));
         let before = std::mem::take(&mut self.pending);
         for (i, mut pending) in before.into_iter().enumerate() {
             let has_something = handshakes.get(i).is_some_and(|e| !e.is_empty());
@@ -134,8 +138,8 @@ impl Acceptor {
                 Fate::Proven => proven.extend(pending.into_proven()),
             }
         }
-        if !listening.is_empty() && self.may_accept(now) {
-            self.accept(now, &mut proven);
+        for (index, _) in listening.iter().enumerate().filter(|(_, event)| !event.is_empty()) {
+            self.accept(index, now, &mut proven);
         }
         if let Ok(mut refusals) = self.refusals.lock() {
             refusals.tick(now);
@@ -143,12 +147,12 @@ impl Acceptor {
         proven
     }
 
-    fn accept(&mut self, now: Instant, proven: &mut Vec<Proven>) {
+    fn accept(&mut self, listener: usize, now: Instant, proven: &mut Vec<Proven>) {
         for _ in 0..ACCEPTS_PER_TURN {
             if !self.may_accept(now) {
                 return;
             }
-            let (socket, remote) = match self.listener.accept() {
+            let (socket, remote) = match self.listeners[listener].accept() {
                 Ok((socket, remote)) => (socket, SocketAddr::new(remote.ip().to_canonical(), remote.port())),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(e)
@@ -158,7 +162,7 @@ impl Acceptor {
                 }
                 Err(e) => {
                     // Mostly: no file descriptor left. Trying again at once would spin.
-                    let address = self.listener.local_addr().unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
+                    let address = self.listeners[listener].local_addr().unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
                     self.refuse(address, &format!("can't accept connections: {e} (see `ulimit -n`)"), now);
                     self.paused_until = Some(now + PAUSE);
                     return;

@@ -56,6 +56,7 @@ pub(crate) enum Failure {
 /// A connection whose server has proven itself and waits for our proof. Withdraws when dropped.
 pub(crate) struct Verified {
     pub(crate) address: SocketAddr,
+    purpose: Purpose,
     connection: Option<(Socket, Box<Client>)>,
 }
 
@@ -204,7 +205,11 @@ impl Dialer {
                 Stage::Handshake(mut socket, mut client) => {
                     pump(&mut socket, &mut client, address)?;
                     if client.server_is_proven() {
-                        return Ok(Progress::Verified(Verified { address, connection: Some((socket, client)) }));
+                        return Ok(Progress::Verified(Verified {
+                            address,
+                            purpose,
+                            connection: Some((socket, client)),
+                        }));
                     }
                     return Ok(Progress::Waits(Attempt { stage: Stage::Handshake(socket, client), since }));
                 }
@@ -299,7 +304,8 @@ impl Verified {
         loop {
             pump(&mut socket, &mut client, address)?;
             if client.is_accepted() {
-                return Ok(socket);
+                let sealed = self.purpose.must_be_sealed();
+                return Ok(if sealed { socket.seal(client.session(), true) } else { socket });
             }
             if limit.is_over() {
                 let granted = limit.deadline().granted();

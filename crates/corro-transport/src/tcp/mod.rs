@@ -9,15 +9,19 @@
 //! | `acceptor` | accepts connections, runs their handshakes, turns strangers away |
 //! | `registry` | keeps proven connections until they are claimed |
 //! | `dial` | tries a peer's addresses, keeps the first that proves itself |
-//! | `socket` | one connection: options, errors in words, plain or TLS |
+//! | `plain` | one connection: options, errors in words |
+//! | `sealed` | one on which nothing can be changed unnoticed |
+//! | `socket` | whichever of these a connection is, or TLS |
 //! | `health` | whether a silent host is still there |
 //! | `refusals` | what is logged about strangers, and how often |
 
 pub(crate) mod acceptor;
 pub(crate) mod dial;
 pub(crate) mod health;
+pub(crate) mod plain;
 pub(crate) mod refusals;
 mod registry;
+mod sealed;
 pub(crate) mod socket;
 
 use std::collections::{HashMap, HashSet};
@@ -30,7 +34,7 @@ use std::time::{Duration, Instant};
 use corro_core::{Deadline, Error, GroupId, Rank, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
-pub use self::socket::TcpStream;
+pub use self::plain::TcpStream;
 
 use self::acceptor::Acceptor;
 use self::dial::{Dialer, Tried, Verified};
@@ -53,8 +57,10 @@ pub struct EndpointConfig {
     pub secret: Secret,
     /// Whether everything goes through TLS 1.3. Must be the same on every rank.
     pub tls: bool,
-    /// Names of the interfaces whose addresses are published; `None`: all.
+    /// Names of the interfaces at whose addresses it listens; `None`: all.
     pub interfaces: Option<Vec<String>>,
+    /// Whether all ranks are on this host: unless interfaces are named, it then listens at the loopback address only.
+    pub one_host: bool,
 }
 
 /// Where a rank can be reached, as it says itself.
@@ -82,15 +88,16 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Listens on a free port of every interface and starts the thread that accepts.
+    /// Listens where other ranks may come from, and nowhere else, and starts the thread that accepts.
     pub fn bind(config: EndpointConfig) -> Result<Self> {
-        let nics = nic::addresses(config.interfaces.as_deref())?;
-        let (listener, v6) = listen()?;
-        let port = listener.local_addr().map_err(|e| Error::io("asking for the port of a socket", e))?.port();
-        let addresses = nic::with_port(&nics, port, v6);
+        let (listeners, addresses) = match &config.interfaces {
+            Some(names) => listen_at_each(&nic::addresses(Some(names))?)?,
+            None if config.one_host => listen_here()?,
+            None => listen_everywhere()?,
+        };
         let tls = if config.tls { Some(Arc::new(TlsIdentity::new(&config.secret)?)) } else { None };
         let secret = Arc::new(config.secret);
-        let acceptor = Acceptor::new(listener, secret.clone(), tls.clone(), Serves::Rank(config.rank))?;
+        let acceptor = Acceptor::new(listeners, secret.clone(), tls.clone(), Serves::Rank(config.rank))?;
         let refusals = acceptor.refusals();
         let registry = Arc::new(Registry::default());
         let wake = Arc::new(wake_fd()?);
@@ -101,7 +108,7 @@ impl Endpoint {
                 move || accept_until_woken(acceptor, &registry, &wake)
             })
             .map_err(|e| Error::io("starting the thread that accepts connections", e))?;
-        tracing::debug!(rank = config.rank, port, tls = config.tls, ?addresses, "listening");
+        tracing::debug!(rank = config.rank, tls = config.tls, ?addresses, "listening");
         Ok(Self {
             rank: config.rank,
             addresses,
@@ -128,8 +135,28 @@ impl Endpoint {
         streams: usize,
         limit: impl Into<WaitLimit>,
     ) -> Result<Vec<Box<dyn Stream>>> {
+        self.dial(peer, group, streams, false, &limit.into())
+    }
+
+    /// As [`Endpoint::connect`], one stream, for what ranks agree on: nothing on it can be changed unnoticed.
+    pub fn connect_control(
+        &self,
+        peer: &PeerAddress,
+        group: GroupId,
+        limit: &WaitLimit,
+    ) -> Result<Vec<Box<dyn Stream>>> {
+        self.dial(peer, group, 1, true, limit)
+    }
+
+    fn dial(
+        &self,
+        peer: &PeerAddress,
+        group: GroupId,
+        streams: usize,
+        control: bool,
+        limit: &WaitLimit,
+    ) -> Result<Vec<Box<dyn Stream>>> {
         check_streams(streams)?;
-        let limit = limit.into();
         let lost = |tried: &[Tried]| match limit.check() {
             Ok(()) => unreachable(peer, tried, limit.deadline()),
             Err(called_off) => called_off,
@@ -138,19 +165,25 @@ impl Endpoint {
         let mut done = Vec::with_capacity(streams);
         while done.len() < streams {
             let index = done.len();
-            let purpose =
-                Purpose::Link { from: self.rank, to: peer.rank, group, index: index as u32, count: streams as u32 };
+            let purpose = Purpose::Link {
+                from: self.rank,
+                to: peer.rank,
+                group,
+                index: index as u32,
+                count: streams as u32,
+                control,
+            };
             let order = order(&peer.addresses, &working, index);
             // Only the first dial to a peer looks for all ways that lead there; later ones know them.
             let wide = working.is_empty() && streams > 1;
-            let proven = self.dialer.race(&order, purpose, wide, &limit).map_err(|t| lost(&t))?;
+            let proven = self.dialer.race(&order, purpose, wide, limit).map_err(|t| lost(&t))?;
             if working.is_empty() {
                 working = one_per_card(&proven);
                 self.remember(peer, &working);
             }
             let Some(first) = proven.into_iter().next() else { continue };
             let address = first.address;
-            match first.complete(&limit) {
+            match first.complete(limit) {
                 Ok(socket) => {
                     tracing::info!(peer = peer.rank, host = peer.host, %address, stream = index, %group, "connected");
                     done.push(socket.into_stream());
@@ -174,9 +207,29 @@ impl Endpoint {
         streams: usize,
         limit: impl Into<WaitLimit>,
     ) -> Result<Vec<Box<dyn Stream>>> {
+        self.claim(peer, group, streams, false, &limit.into())
+    }
+
+    /// The other end of [`Endpoint::connect_control`].
+    pub fn accept_control(
+        &self,
+        peer: &PeerAddress,
+        group: GroupId,
+        limit: &WaitLimit,
+    ) -> Result<Vec<Box<dyn Stream>>> {
+        self.claim(peer, group, 1, true, limit)
+    }
+
+    fn claim(
+        &self,
+        peer: &PeerAddress,
+        group: GroupId,
+        streams: usize,
+        control: bool,
+        limit: &WaitLimit,
+    ) -> Result<Vec<Box<dyn Stream>>> {
         check_streams(streams)?;
-        let limit = limit.into();
-        let claimed = self.registry.claim(peer.rank, group, streams, &limit).map_err(|unclaimed| {
+        let claimed = self.registry.claim(peer.rank, group, control, streams, limit).map_err(|unclaimed| {
             if let Err(called_off) = limit.check() {
                 return called_off;
             }
@@ -240,21 +293,64 @@ fn accept_until_woken(mut acceptor: Acceptor, registry: &Registry, wake: &OwnedF
         }
         for proven in acceptor.turn(&events[1..], Instant::now()) {
             // The acceptor lets only links to this rank pass.
-            if let Purpose::Link { from, group, index, count, .. } = proven.purpose {
-                registry.park(Key { from, group, index }, count, proven);
+            if let Purpose::Link { from, group, index, count, control, .. } = proven.purpose {
+                registry.park(Key { from, group, control, index }, count, proven);
             }
         }
     }
 }
 
-/// A listener on a free port of every address of this host, and whether that includes IPv6 ones.
-fn listen() -> Result<(TcpListener, bool)> {
-    let any6 = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
-    if let Ok(listener) = listen_at(any6) {
-        return Ok((listener, true));
+/// Listeners, and the addresses to publish: most promising first, loopback last.
+type Listening = (Vec<TcpListener>, Vec<SocketAddr>);
+
+/// At a free port of every address of this host.
+fn listen_everywhere() -> Result<Listening> {
+    let nics = nic::addresses(None)?;
+    let at = |ip: IpAddr| listen_at(SocketAddr::new(ip, 0));
+    let (listener, v6) = match at(Ipv6Addr::UNSPECIFIED.into()) {
+        Ok(listener) => (listener, true),
+        // A system without IPv6.
+        Err(_) => (at(Ipv4Addr::UNSPECIFIED.into()).map_err(cannot_listen)?, false),
+    };
+    let port = listener.local_addr().map_err(cannot_listen)?.port();
+    Ok((vec![listener], nic::with_port(&nics, port, v6)))
+}
+
+/// At the loopback address alone: nobody from another host can even try to connect.
+fn listen_here() -> Result<Listening> {
+    let at = |ip: IpAddr| listen_at(SocketAddr::new(ip, 0));
+    let listener = at(Ipv4Addr::LOCALHOST.into()).or_else(|_| at(Ipv6Addr::LOCALHOST.into())).map_err(cannot_listen)?;
+    let address = listener.local_addr().map_err(cannot_listen)?;
+    Ok((vec![listener], vec![address]))
+}
+
+/// At each of these addresses, and no other.
+fn listen_at_each(nics: &[NicAddress]) -> Result<Listening> {
+    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+    let mut failed = None;
+    for nic in nics {
+        let listening = listen_at(SocketAddr::new(nic.address, 0)).and_then(|l| l.local_addr().map(|at| (l, at)));
+        match listening {
+            Ok((listener, address)) => {
+                listeners.push(listener);
+                addresses.push(address);
+            }
+            Err(e) => failed = Some(e),
+        }
     }
-    let any4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
-    listen_at(any4).map(|listener| (listener, false)).map_err(|e| Error::io("opening a TCP port to listen on", e))
+    match failed {
+        // One of several addresses may be of no use, as an IPv6 one that is still being set up.
+        _ if !listeners.is_empty() => Ok((listeners, addresses)),
+        Some(e) => Err(cannot_listen(e)),
+        None => Err(Error::Usage(format!(
+            "the network interfaces that {} names have no address that other hosts could use",
+            corro_core::config::INTERFACE.name
+        ))),
+    }
+}
+
+fn cannot_listen(e: std::io::Error) -> Error {
+    Error::io("opening a TCP port to listen on", e)
 }
 
 /// A listener at `address`; the unspecified IPv6 address also takes IPv4.
@@ -341,7 +437,8 @@ mod tests {
     }
 
     fn endpoint(rank: Rank, secret: &Secret) -> Endpoint {
-        Endpoint::bind(EndpointConfig { rank, secret: secret.clone(), tls: false, interfaces: None }).unwrap()
+        let secret = secret.clone();
+        Endpoint::bind(EndpointConfig { rank, secret, tls: false, interfaces: None, one_host: false }).unwrap()
     }
 
     #[test]
@@ -360,6 +457,44 @@ mod tests {
             given_up.set(reason.clone());
             assert_eq!((dials.join().unwrap(), accepts.join().unwrap()), (Err(reason.clone()), Err(reason)));
         });
+    }
+
+    /// The addresses at which this process listens with one of these ports, as the kernel tells.
+    fn really_listening(ports: &[u16]) -> Vec<IpAddr> {
+        let tables =
+            ["/proc/self/net/tcp", "/proc/self/net/tcp6"].map(|t| std::fs::read_to_string(t).unwrap_or_default());
+        let rows = tables.iter().flat_map(|table| table.lines().skip(1));
+        rows.filter_map(|row| {
+            let words: Vec<&str> = row.split_whitespace().collect();
+            let (ip, port) = words.get(1)?.split_once(':')?;
+            let ours = words.get(3) == Some(&"0A") && ports.contains(&u16::from_str_radix(port, 16).ok()?);
+            let bytes: Vec<u8> = (0..ip.len() / 8)
+                .flat_map(|w| u32::from_str_radix(&ip[8 * w..8 * w + 8], 16).unwrap_or_default().to_le_bytes())
+                .collect();
+            let ip: IpAddr = match <[u8; 4]>::try_from(bytes.as_slice()) {
+                Ok(v4) => v4.into(),
+                Err(_) => <[u8; 16]>::try_from(bytes.as_slice()).ok()?.into(),
+            };
+            ours.then_some(ip)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn it_listens_where_it_must_and_nowhere_else() {
+        for (interfaces, one_host) in [(Some(vec!["lo".into()]), false), (Some(vec!["lo".into()]), true), (None, true)]
+        {
+            let secret = Secret::random().unwrap();
+            let config = EndpointConfig { rank: 0, secret, tls: false, interfaces: interfaces.clone(), one_host };
+            let endpoint = Endpoint::bind(config).unwrap();
+            let ports: Vec<u16> = endpoint.addresses().iter().map(SocketAddr::port).collect();
+            let mut listening = really_listening(&ports);
+            let mut published: Vec<IpAddr> = endpoint.addresses().iter().map(SocketAddr::ip).collect();
+            listening.sort_unstable();
+            published.sort_unstable();
+            assert_eq!(listening, published, "{interfaces:?} {one_host}");
+            assert!(published.iter().all(IpAddr::is_loopback), "{published:?}");
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ const PLACES: usize = 16 * 1024;
 pub(crate) struct Key {
     pub(crate) from: Rank,
     pub(crate) group: GroupId,
+    pub(crate) control: bool,
     pub(crate) index: u32,
 }
 
@@ -80,15 +81,16 @@ impl Registry {
         self.changed.notify_all();
     }
 
-    /// Waits until all `streams` of (`from`, `group`) are there, and takes them.
+    /// Waits until all `streams` of (`from`, `group`, `control`) are there, and takes them.
     pub(crate) fn claim(
         &self,
         from: Rank,
         group: GroupId,
+        control: bool,
         streams: usize,
         limit: &WaitLimit,
     ) -> Result<Vec<(Socket, SocketAddr)>, Unclaimed> {
-        let key = |index: usize| Key { from, group, index: index as u32 };
+        let key = |index: usize| Key { from, group, control, index: index as u32 };
         let mut state = self.lock();
         loop {
             if state.closed {
