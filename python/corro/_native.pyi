@@ -141,6 +141,15 @@ def stop_timeline() -> None: ...
 def metrics() -> str:
     """What this rank's engine has counted so far, in Prometheus' text format."""
 
+def object_call(set_id: int | None, name: str) -> tuple[int, str, int]:
+    """The next sending of objects by this name; all ranks of the set must ask."""
+
+def object_proof(call: tuple[int, str, int], sender: int, data: bytes) -> bytes:
+    """32 bytes that prove that rank `sender` sends `data` in this call."""
+
+def check_object(call: tuple[int, str, int], sender: int, sealed: bytes) -> None:
+    """Raises unless `sealed` is what rank `sender` sent in this call, with its proof behind it."""
+
 def flight_record() -> str:
     """The last operations of this rank, as text."""
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use corro_agreement::node::Gear;
 use corro_agreement::request::Kind;
 use corro_core::{Buffer, Error, Rank, Reason, Result, config};
+use corro_transport::secret::Secret;
 use corro_transport::{Fabric, Settings, forks};
 
 use crate::advice;
@@ -123,6 +124,11 @@ impl Engine {
     /// How many ranks the job has.
     pub fn size(&self) -> usize {
         self.0.core.fabric.size()
+    }
+
+    /// The key by which ranks prove that what they were sent is what another rank sent.
+    pub fn object_key(&self) -> &Secret {
+        self.0.core.fabric.object_key()
     }
 
     /// This process's place on its host.

@@ -12,6 +12,7 @@
 //! | [`elastic`] | its place in an elastic job |
 //! | [`names`] | what tensors are called |
 //! | [`ops`] | collectives |
+//! | [`objects`] | proofs that Python objects come from a rank as it sent them |
 //! | [`handles`] | operations in flight |
 //! | [`output`] | results in memory that the engine has allocated |
 //! | [`settings`] | knobs that Python code asks for |
@@ -25,6 +26,7 @@ mod gate;
 mod handles;
 mod job;
 mod names;
+mod objects;
 mod ops;
 mod output;
 mod running;
@@ -49,6 +51,8 @@ mod _native {
         local_rank, local_size, metrics, process_set, rank, remove_process_set, reserve_process_set, shutdown, size,
         start_timeline, stop_timeline,
     };
+    #[pymodule_export]
+    use crate::objects::{check_object, object_call, object_proof};
     #[pymodule_export]
     use crate::ops::{barrier, join, run, shared_memory, submit, submit_group};
     #[pymodule_export]

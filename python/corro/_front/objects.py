@@ -1,9 +1,12 @@
-"""Any Python object, broadcast or gathered. It travels as cloudpickle's bytes, and only over the engine's own links."""
+"""Any Python object, broadcast or gathered.
+
+It travels as cloudpickle's bytes, with a proof behind them of which rank of this job sent them, and for which call. Nothing is
+unpickled before its proof is checked: bytes between hosts could have been changed on their way.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import io
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -20,15 +23,30 @@ def broadcast_object(
 ) -> Any:
     """Root's object, on every rank: root gets its own back, the others a copy."""
     name = name or "broadcast_object"
+    call = _native.object_call(process_set.process_set_id, name)
     is_root = _native.rank() == root_rank
-    data = bytearray(cloudpickle.dumps(obj)) if is_root else bytearray()
+    data = _sealed(obj, call) if is_root else bytearray()
     length = ctypes.c_int64(len(data))
     _broadcast(ctypes.addressof(length), (), INT64, root_rank, f"{name}.length", process_set)
     if not is_root:
-        data = bytearray(length.value)
+        data = bytearray(max(length.value, 0))
     memory = (ctypes.c_char * len(data)).from_buffer(data)
     _broadcast(ctypes.addressof(memory), (len(data),), UINT8, root_rank, f"{name}.data", process_set)
-    return obj if is_root else cloudpickle.load(io.BytesIO(data))
+    return obj if is_root else _opened(bytes(data), root_rank, call)
+
+
+# Behind each pickle.
+_PROOF = 32
+
+
+def _sealed(obj: Any, call: tuple[int, str, int]) -> bytearray:
+    data = cloudpickle.dumps(obj)
+    return bytearray(data + _native.object_proof(call, _native.rank(), data))
+
+
+def _opened(sealed: bytes, sender: int, call: tuple[int, str, int]) -> Any:
+    _native.check_object(call, sender, sealed)
+    return cloudpickle.loads(memoryview(sealed)[:-_PROOF])
 
 
 def _broadcast(
@@ -41,13 +59,15 @@ def _broadcast(
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """The objects of all ranks, in rank order, on every rank."""
     name = name or "allgather_object"
-    data = bytearray(cloudpickle.dumps(obj))
+    call = _native.object_call(process_set.process_set_id, name)
+    data = _sealed(obj, call)
+    ranks = _native.process_set(call[0]) or []
     lengths = gather_numbers([len(data)], f"{name}.length", process_set)
     joined = _allgather(data, UINT8, 1, f"{name}.data", process_set)
     objects: list[T] = []
     start = 0
-    for length in lengths:
-        objects.append(cloudpickle.loads(joined[start : start + length]))
+    for sender, length in zip(ranks, lengths, strict=True):
+        objects.append(_opened(joined[start : start + length], sender, call))
         start += length
     return objects
 

@@ -5,6 +5,11 @@ Each compares with numpy's answer, computed from what every rank is known to hol
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -247,6 +252,104 @@ def objects(front: Any) -> None:
         got = hvd.broadcast_object(mine, root)
         assert got == ({"rank": root} if root % 2 else ["rank", root])
     assert hvd.allgather_object("x" * hvd.rank()) == ["x" * rank for rank in range(hvd.size())]
+
+
+_CHILD = """
+import sys
+import corro.numpy as hvd
+
+assert not hvd.is_initialized()
+try:
+    hvd.init()
+except ValueError as error:
+    sys.exit(f"told: {error}")
+"""
+
+
+def _init_in_a_child(answers: Any) -> None:
+    import corro.numpy as hvd
+
+    try:
+        hvd.init()
+    except ValueError as error:
+        answers.put(str(error))
+    else:
+        answers.put("joined")
+
+
+@case
+def processes_that_a_rank_starts_are_no_ranks(front: Any) -> None:
+    hvd = front.hvd
+    if hvd.size() == 1:
+        return
+    holder = f"held by process {os.getpid()} on "
+    child = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, timeout=120, check=False)
+    assert child.returncode == 1 and "told: " in child.stderr and holder in child.stderr, child.stderr
+    spawn = multiprocessing.get_context("spawn")
+    answers = spawn.SimpleQueue()
+    worker = spawn.Process(target=_init_in_a_child, args=(answers,))
+    worker.start()
+    told = answers.get()
+    worker.join(timeout=120)
+    assert holder in told and "__main__" in told, told
+    check(front, hvd.allreduce(front.tensor([1.0]), op=hvd.Sum), [float(hvd.size())])
+
+
+class _Ran:
+    """Notes that it was unpickled."""
+
+    times = 0
+
+    def __reduce__(self) -> Any:
+        return (_count, ())
+
+
+def _count() -> str:
+    _Ran.times += 1
+    return "it ran"
+
+
+@case
+def objects_that_were_changed_on_their_way_are_not_unpickled(front: Any) -> None:
+    hvd = front.hvd
+    if hvd.size() == 1:
+        return
+    from corro._front import objects
+
+    native_run = objects._native.run
+
+    def meddle(operation: str, view: Any, output: Any, *rest: Any, **options: Any) -> Any:
+        result = native_run(operation, view, output, *rest, **options)
+        if operation == "broadcast" and rest[1].endswith(".data") and hvd.rank() != 0:
+            address, (length,), *_ = output
+            bytes_there = (ctypes.c_ubyte * length).from_address(address)
+            # Somewhere in the pickle; in its proof; in its last byte.
+            bytes_there[{"a": 5, "b": length - 20, "c": length - 33}[rest[1][0]]] ^= 1
+        return result
+
+    objects._native = _Meddled(objects._native, meddle)
+    try:
+        before = _Ran.times
+        for name in "abc":
+            if hvd.rank() == 0:
+                hvd.broadcast_object(_Ran(), 0, name)
+            else:
+                with pytest.raises(hvd.HorovodInternalError, match=f"rank 0 sent as .{name}.*not unpickled"):
+                    hvd.broadcast_object(None, 0, name)
+        assert _Ran.times == before
+    finally:
+        objects._native = objects._native.native
+    assert hvd.broadcast_object("whole", 0, "a") == "whole"
+
+
+class _Meddled:
+    """The native module, but for `run`."""
+
+    def __init__(self, native: Any, run: Any) -> None:
+        self.native, self.run = native, run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
 
 
 @case
