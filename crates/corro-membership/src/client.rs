@@ -122,7 +122,7 @@ impl Client {
             };
             let worker = worker_number()?;
             // What this worker starts has its number, too, but is no worker.
-            hold(&route.secret.prove("worker", &[&worker.to_le_bytes()]), &format!("worker {worker}"))?;
+            hold(&route.secret.prove("worker", &[&worker.0.to_le_bytes()]), &format!("worker {worker}"))?;
             return Self::new(worker, host_name(&settings), route, None).map(Some);
         }
         let Some(place) = Place::from_env()? else { return Ok(None) };
