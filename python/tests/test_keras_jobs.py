@@ -34,7 +34,7 @@ def cases(size: int, backend: str, *files: str, **variables: str) -> None:
     run(size, backend, "-m", "pytest", *options, *paths, **variables)
 
 
-CASES = ["keras_cases.py", "keras_clipping_cases.py", "keras_saving_cases.py"]
+CASES = ["keras_cases.py", "keras_clipping_cases.py", "keras_saving_cases.py", "keras_watching_cases.py"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

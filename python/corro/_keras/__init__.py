@@ -11,6 +11,7 @@
 | `callbacks`, `elastic` | what the callbacks and states do, whichever Keras they plug into |
 | `saving` | `load_model` |
 | `keras2` | `DistributedOptimizer` for the optimizers of the old Keras |
+| `watching` | has `fit` look whether the ranks train one model together |
 | `patches` | the places where Keras itself must know that it is one rank of several |
 
 Only the three `on_*` modules know a backend; a new way to reduce tensors of one is a change in one of them.

@@ -97,7 +97,8 @@ class Reducer:
         # A layer that is not built yet has no variables yet: they are asked for in each step.
         self._local_layers.extend(layers)
 
-    def _local(self) -> set[int]:
+    def local(self) -> set[int]:
+        """Which variables each rank trains for itself."""
         in_layers = [variable for layer in self._local_layers for variable in layer.trainable_weights]
         return {same_variable(variable) for variable in (*self._local_variables, *in_layers)}
 
@@ -120,7 +121,7 @@ class Reducer:
         basics.rank()  # raises when not initialised
         if self.alone:
             return gradients
-        local, shared = self._local(), []
+        local, shared = self.local(), []
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
                 continue

@@ -1,9 +1,10 @@
-"""The three places where Keras itself must know that it is one rank of several.
+"""The four places where Keras itself must know that it is one rank of several.
 
 | place | what it learns |
 | --- | --- |
 | the progress bar | `verbose="auto"`, the default, shows it on rank 0 only; `verbose=1` shows it where it is said |
 | `compile(jit_compile=...)` | where XLA can't hold what reduces gradients, "auto" avoids it and `True` is refused |
+| `fit` | the ranks compare what they train, now and then (see `watching`) |
 | `LossScaleOptimizer` | whether gradients are finite is decided together: ranks that skip different steps wait forever |
 
 Each is a method of Keras's that asks us first; nothing changes for models with a plain optimizer, except the progress bar.
@@ -16,11 +17,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from corro._front import basics
+from corro._front import basics, checks
 from corro._front.arguments import Min
 from corro._keras.backends import backend_of
 from corro._keras.gradients import distributed_part, is_distributed
 from corro._keras.installed import is_keras2
+from corro._keras.watching import callback_for
 
 _PATCHED = "_corro_patched"
 
@@ -39,6 +41,8 @@ def patch_training(keras: Any) -> None:
         return
     trainer = next(cls for cls in keras.Model.__mro__ if "compile" in cls.__dict__)
     _around(trainer, "compile", functools.partial(_compile, backend_of(keras)))
+    fitting = next(cls for cls in keras.Model.__mro__ if "fit" in cls.__dict__)
+    _around(fitting, "fit", functools.partial(_fit, keras))
     _around(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
 
 
@@ -83,6 +87,20 @@ def _compile(backend: Any, original: Callable[..., Any], model: Any, *args: Any,
         given.arguments["jit_compile"] = False
     elif wanted and distributed is not None:
         distributed._reducer.prepare_for_compiled_steps()
+    return original(*given.args, **given.kwargs)
+
+
+def _fit(keras: Any, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    distributed = distributed_part(getattr(model, "optimizer", None))
+    if distributed is None or checks.level() == 0:
+        return original(model, *args, **kwargs)
+    given = inspect.signature(original).bind(model, *args, **kwargs)
+    callbacks = given.arguments.get("callbacks")
+    # A `CallbackList` of the program's own is closed: Keras takes it as it is, and so do we.
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        listed = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
+        # The last one, after what broadcasts the weights and what sets the learning rate.
+        given.arguments["callbacks"] = [*listed, callback_for(keras, distributed)]
     return original(*given.args, **given.kwargs)
 
 

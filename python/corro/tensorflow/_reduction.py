@@ -13,6 +13,7 @@ from corro._front.basics import elastic_enabled, rocm_built
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.common.util import split_list
 from corro.tensorflow._dense import allreduce, grouped_allreduce
+from corro.tensorflow._watching import watch_over
 from corro.tensorflow.compression import Compression
 from corro.tensorflow.mpi_ops import size_op
 from corro.tensorflow.util import as_it_is
@@ -113,6 +114,10 @@ class Reduction:
                     results[i] = tf.convert_to_tensor(gradient)
         for group in self._groups(mine, variables, results):
             self._reduce(results, group, generic_names)
+        if mine and self.options["op"] != Adasum:
+            shared = [variables[i] for i in mine if hasattr(variables[i], "assign")]
+            if shared:
+                watch_over(shared, self.process_set).look([results[i] for i in mine], shared)
         return results
 
     def _scaled(self, gradient: Any) -> Any:
