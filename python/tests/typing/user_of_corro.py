@@ -83,6 +83,7 @@ def arrays(x: NDArray[np.float32], some: hvd.ProcessSet) -> None:
     hvd.alltoall(x, splits=[1, 1])
     hvd.reducescatter(x, op=hvd.Sum)
     hvd.grouped_reducescatter([x, x])
+    hvd.allreduce_(hvd.shared_empty((3, 4), np.float32))
     handles = [
         hvd.allreduce_async(x, op=hvd.Product),
         hvd.allreduce_async_(x, op=hvd.Adasum),
