@@ -177,6 +177,16 @@ impl Deaths {
                 What::Stated(_) => in_trouble.extend([sign.process].into_iter().chain(sign.accused())),
             }
         }
+        // Whoever was in trouble before has a reason to accuse another, who then was in trouble too, and so on.
+        loop {
+            let known = in_trouble.len();
+            let accusers = self.signs.iter().filter(|sign| in_trouble.contains(&sign.process));
+            let accused: Vec<usize> = accusers.filter_map(Sign::accused).collect();
+            in_trouble.extend(accused);
+            if in_trouble.len() == known {
+                break;
+            }
+        }
         let credible = |sign: &&Sign| !sign.late || sign.accused().is_none_or(|accused| in_trouble.contains(&accused));
         let signs: Vec<&Sign> = self.signs.iter().filter(credible).collect();
         let mut by_process: BTreeMap<usize, Vec<&Sign>> = BTreeMap::new();

@@ -80,6 +80,14 @@ fn those_whom_the_launcher_has_ended_are_not_to_blame_for_what_follows() {
 }
 
 #[test]
+fn a_chain_of_blame_is_followed_though_most_of_it_is_heard_late() {
+    let told = |by, of| Says(by, Statement::suffers(of, "lost"));
+    let first = vec![told(4, 3), Ends(4, ONE), EndAll, told(3, 2), Ends(3, ONE), told(2, 1), told(1, 0)];
+    let ends = vec![Ends(2, ONE), Ends(1, ONE), Says(0, raised()), Ends(0, ONE)];
+    assert_eq!(named(first.into_iter().chain(ends).collect()), Some(0));
+}
+
+#[test]
 fn a_victim_names_the_cause_though_it_ends_first() {
     let told = Statement::suffers(1, "lost rank 1");
     let found =
