@@ -88,10 +88,9 @@ impl Deaths {
         }
         let ours = match (ending, self.kill_at) {
             (_, None) => false,
-            (Ending::Signal(libc::SIGTERM), _) => true,
-            (Ending::Signal(_), Some(kill_at)) => now >= kill_at,
             // A program may answer SIGTERM with any code.
-            (Ending::Code(_), _) => true,
+            (Ending::Signal(libc::SIGTERM) | Ending::Code(_), Some(_)) => true,
+            (Ending::Signal(_), Some(kill_at)) => now >= kill_at,
         };
         self.hear(process, What::Ended { ending, ours });
     }
@@ -134,9 +133,9 @@ impl Deaths {
 
     /// Because of whom a process failed, if that was another, who has not ended yet: it should be given the time to.
     pub(crate) fn awaited_cause(&self, process: usize) -> Option<usize> {
-        let case = self.case();
-        let cause = case.cause_of(process);
-        let has_ended = case.of(cause).any(|sign| matches!(sign.what, What::Ended { .. }));
+        let heard = self.case();
+        let cause = heard.cause_of(process);
+        let has_ended = heard.of(cause).any(|sign| matches!(sign.what, What::Ended { .. }));
         (cause != process && !has_ended).then_some(cause)
     }
 
@@ -150,19 +149,19 @@ impl Deaths {
     /// Whoever has most votes of others; of those with equally many one that was killed, for it could say nothing and takes its
     /// peers along; of those the one whose first vote was heard first.
     pub(crate) fn culprit(&self) -> Option<Culprit> {
-        let case = self.case();
+        let heard = self.case();
         let mut polls: BTreeMap<usize, Poll> = BTreeMap::new();
-        for (order, voter) in case.voters() {
-            let cause = case.cause_of(voter);
+        for (order, voter) in heard.voters() {
+            let cause = heard.cause_of(voter);
             let poll = polls.entry(cause).or_insert(Poll { votes_of_others: 0, first: order });
             poll.votes_of_others += usize::from(voter != cause);
             poll.first = poll.first.min(order);
         }
         let weight = |(process, poll): &(&usize, &Poll)| {
-            (poll.votes_of_others, case.was_killed(**process), std::cmp::Reverse(poll.first))
+            (poll.votes_of_others, heard.was_killed(**process), std::cmp::Reverse(poll.first))
         };
         let (process, _) = polls.iter().max_by_key(weight)?;
-        Some(case.describe(*process))
+        Some(heard.describe(*process))
     }
 
     /// Everything but what is said, once the launcher ends all, of those whom nothing was wrong with before: processes lose

@@ -162,7 +162,9 @@ mod tests {
             Statement::suffers(3, "lost rank 3"),
             Statement::Leaves { reason: corro_core::Reason::ShutDown { after: None }, because_of: None },
         ];
-        statements.iter().for_each(|s| channel.tell(s));
+        for statement in &statements {
+            channel.tell(statement);
+        }
         drop((channel, to));
         let mut bytes = Vec::new();
         from.read_to_end(&mut bytes).unwrap();
