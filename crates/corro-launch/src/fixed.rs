@@ -13,10 +13,11 @@ use crate::agent::message::Report;
 use crate::event::{Control, Event};
 use crate::failure::{Failure, listed};
 use crate::job::{Job, Outcome};
-use crate::launcher::Launcher;
+use crate::launcher::{Hello, Launcher};
 use crate::lifecycle::{EndAll, Happening, Lifecycle};
 use crate::output::Output;
 use crate::placement::Assignment;
+use crate::threads::Share;
 use crate::{start, variables};
 
 /// How often the clock is looked at while everything ends, or may have to: nothing may happen any more.
@@ -105,10 +106,11 @@ impl<'a> Running<'a> {
         let deadline = Instant::now() + self.job.start_timeout;
         while self.launcher.agents.iter().any(|a| !a.has_answered()) {
             match self.launcher.next_event(deadline.saturating_duration_since(Instant::now()))? {
-                Some(Event::Report(at, Report::Hello { release, caller })) => {
+                Some(Event::Report(at, Report::Hello { release, caller, cores })) => {
                     self.launcher.heard(at);
                     // Why not is asked for when all have answered.
-                    let _ = self.launcher.hello(at, &release, caller.as_deref());
+                    let hello = Hello { release: &release, caller: caller.as_deref(), cores };
+                    let _ = self.launcher.hello(at, &hello);
                 }
                 Some(Event::Silent(at, reason)) => drop(self.launcher.silent(at, reason)),
                 Some(Event::Interrupt(signal)) => return Ok(Some(signal)),
@@ -143,8 +145,11 @@ impl<'a> Running<'a> {
     }
 
     fn start_ranks(&mut self) -> Result<()> {
+        let ranks = |(at, a): (usize, &Assignment)| self.launcher.share(at, a.slots.len());
+        let shares: Vec<Share> = self.job.placement.iter().enumerate().map(ranks).collect();
+        self.launcher.tell_threads(&shares);
         for (at, assignment) in self.job.placement.iter().enumerate() {
-            let common = self.launcher.common(at)?;
+            let common = self.launcher.common(at, &shares[at])?;
             let host = &assignment.host.name;
             let ranks = assignment.slots.iter().map(|s| (s.rank, variables::of_rank(&common, s, host))).collect();
             self.launcher.agents[at].order(&self.launcher.start_order(at, ranks, None))?;

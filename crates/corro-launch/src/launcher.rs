@@ -23,6 +23,7 @@ use crate::hosts::Host;
 use crate::job::Job;
 use crate::output::Output;
 use crate::start::{Local, Starter};
+use crate::threads::{self, Share};
 use crate::variables::Common;
 use crate::worker;
 
@@ -50,6 +51,8 @@ pub(crate) struct HostAgent {
     heard: Instant,
     /// Its answer to being started: the launcher's address as it sees it, or why it can't be used.
     hello: Option<Result<Option<IpAddr>, String>>,
+    /// How many cores ranks may use there.
+    cores: usize,
     /// Nothing more is expected of it.
     pub(crate) over: bool,
 }
@@ -73,6 +76,13 @@ impl HostAgent {
     fn caller(&self) -> Option<IpAddr> {
         self.hello.as_ref()?.as_ref().ok().copied().flatten()
     }
+}
+
+/// What an agent says when it is there.
+pub(crate) struct Hello<'a> {
+    pub(crate) release: &'a str,
+    pub(crate) caller: Option<&'a str>,
+    pub(crate) cores: u32,
 }
 
 pub(crate) struct Launcher<'a> {
@@ -132,6 +142,7 @@ impl<'a> Launcher<'a> {
             started: now,
             heard: now,
             hello: None,
+            cores: 1,
             over: false,
         });
         Ok(at)
@@ -143,7 +154,8 @@ impl<'a> Launcher<'a> {
     }
 
     /// An agent is there, or is of no use for the reason given.
-    pub(crate) fn hello(&mut self, at: usize, release: &str, caller: Option<&str>) -> Result<(), String> {
+    pub(crate) fn hello(&mut self, at: usize, hello: &Hello<'_>) -> Result<(), String> {
+        let Hello { release, caller, cores } = *hello;
         let ours = env!("CARGO_PKG_VERSION");
         let answer = if release == ours {
             Ok(caller.and_then(|c| c.parse::<IpAddr>().ok()).map(|ip| ip.to_canonical()))
@@ -152,6 +164,7 @@ impl<'a> Launcher<'a> {
         };
         let outcome = answer.as_ref().map(drop).map_err(Clone::clone);
         self.agents[at].hello = Some(answer);
+        self.agents[at].cores = cores as usize;
         outcome
     }
 
@@ -302,9 +315,27 @@ impl<'a> Launcher<'a> {
         })
     }
 
-    /// What all ranks on the host of this agent are told.
-    pub(crate) fn common(&self, at: usize) -> Result<Common> {
+    /// How the `ranks` ranks on the host of this agent share its cores.
+    pub(crate) fn share(&self, at: usize, ranks: usize) -> Share {
+        Share { host: self.agents[at].host.clone(), cores: self.agents[at].cores, ranks }
+    }
+
+    /// Says how cores are shared, if that is for us to say.
+    pub(crate) fn tell_threads(&self, shares: &[Share]) {
+        if let Some(text) = threads::sentence(shares, |name| self.has_set(name)) {
+            self.say(&format!("corro: {text}"));
+        }
+    }
+
+    /// Whether the user has set a variable for the ranks.
+    fn has_set(&self, name: &str) -> bool {
+        self.job.variables.iter().any(|(n, _)| n == name) || std::env::vars_os().any(|(n, _)| n == *name)
+    }
+
+    /// What all ranks on the host of this agent are told; they share its cores as `share` says.
+    pub(crate) fn common(&self, at: usize, share: &Share) -> Result<Common> {
         Ok(Common {
+            threads: share.variables(|name| self.has_set(name)),
             rendezvous: self.reachable(at, self.store.addresses()?)?,
             secret: self.secret.to_hex(),
             tls: self.job.tls,

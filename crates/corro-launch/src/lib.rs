@@ -7,7 +7,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `cli` | the command line, the config file |
-//! | [`hosts`], [`placement`], `variables` | who runs where and what it is told (pure) |
+//! | [`hosts`], [`placement`], `variables`, `threads` | who runs where and what it is told (pure) |
 //! | `job`, `failure` | what a job is, and why one failed |
 //! | `culprit` | whose end made a job fail (pure) |
 //! | [`start`] | the ways to start an agent on a host |
@@ -37,6 +37,7 @@ pub mod output;
 pub mod placement;
 mod process_tree;
 pub mod start;
+mod threads;
 mod variables;
 pub mod worker;
 

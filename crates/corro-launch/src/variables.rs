@@ -19,6 +19,8 @@ pub(crate) struct Common {
     pub(crate) tls: bool,
     /// Network interfaces to use, if the user named some.
     pub(crate) interfaces: Vec<String>,
+    /// How many threads its libraries compute with.
+    pub(crate) threads: Vec<(String, String)>,
     /// What flags, the config file and the caller asked for.
     pub(crate) settings: Vec<(String, String)>,
 }
@@ -79,7 +81,7 @@ fn with_common(own: Vec<(&config::Variable, String)>, common: &Common, host: &st
         all.push(("HOROVOD_GLOO_RENDEZVOUS_ADDR".into(), first.ip().to_string()));
         all.push(("HOROVOD_GLOO_RENDEZVOUS_PORT".into(), first.port().to_string()));
     }
-    all.extend(common.settings.iter().cloned());
+    all.extend(common.threads.iter().chain(&common.settings).cloned());
     all
 }
 
@@ -94,6 +96,7 @@ mod tests {
             secret: "aa".into(),
             tls: true,
             interfaces: vec!["eth0".into()],
+            threads: vec![("OMP_NUM_THREADS".into(), "4".into())],
             settings: vec![("HOROVOD_CYCLE_TIME".into(), "2".into())],
         };
         let slot = Slot { rank: 3, size: 4, local_rank: 1, local_size: 2, cross_rank: 1, cross_size: 2 };
@@ -116,6 +119,7 @@ mod tests {
             ("CORRO_TLS", "1"),
             ("HOROVOD_CONTROLLER", "gloo"),
             ("HOROVOD_CYCLE_TIME", "2"),
+            ("OMP_NUM_THREADS", "4"),
         ] {
             let found: Vec<&str> = all.iter().filter(|(n, _)| n == name).map(|(_, v)| v.as_str()).collect();
             assert_eq!(found, [value], "{name}");

@@ -76,6 +76,8 @@ pub enum Report {
         release: String,
         /// The launcher's address as this host sees it, if it came by ssh.
         caller: Option<String>,
+        /// How many cores ranks may use there, by affinity mask and CPU quota.
+        cores: u32,
     },
     /// A rank runs.
     Started {

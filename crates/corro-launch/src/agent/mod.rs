@@ -17,6 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use corro_core::{Error, Rank, Result, codec, config};
+use corro_transport::cores;
 use nix::sys::signal::{SigSet, Signal as Number};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -125,7 +126,8 @@ impl<'a> Agent<'a> {
     fn greet(&mut self) -> Result<()> {
         self.outbox.extend_from_slice(message::GREETING);
         let caller = config::foreign("SSH_CONNECTION").and_then(|c| c.split_whitespace().next().map(str::to_owned));
-        self.tell(&Report::Hello { release: env!("CARGO_PKG_VERSION").into(), caller })
+        let cores = u32::try_from(cores::usable()).unwrap_or(u32::MAX);
+        self.tell(&Report::Hello { release: env!("CARGO_PKG_VERSION").into(), caller, cores })
     }
 
     fn tell(&mut self, report: &Report) -> Result<()> {

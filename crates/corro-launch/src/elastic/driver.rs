@@ -25,7 +25,7 @@ use crate::event::{Control, Event};
 use crate::failure::Failure;
 use crate::hosts::Host;
 use crate::job::Outcome;
-use crate::launcher::Launcher;
+use crate::launcher::{Hello, Launcher};
 use crate::lifecycle::{INTERRUPT_GRACE, LAST_REPORTS};
 use crate::output::Output;
 use crate::start;
@@ -69,6 +69,8 @@ struct Driver<'a> {
     deaths: Deaths,
     /// The workers of the last epoch, by rank.
     members: Vec<WorkerId>,
+    /// Whether the user was told how ranks share the cores of a host.
+    told_threads: bool,
     /// How many ranks the last epoch has, and how many epochs there were.
     size: usize,
     epochs: u64,
@@ -101,6 +103,7 @@ impl<'a> Driver<'a> {
             waiting: BTreeMap::new(),
             deaths: Deaths::default(),
             members: Vec::new(),
+            told_threads: false,
             size: 0,
             epochs: 0,
             verdict: None,
@@ -189,10 +192,13 @@ impl<'a> Driver<'a> {
         }
         self.launcher.heard(at);
         match report {
-            Report::Hello { release, caller } => match self.launcher.hello(at, &release, caller.as_deref()) {
-                Ok(()) => self.begin_at(at),
-                Err(why) => self.lose_host(at, &why),
-            },
+            Report::Hello { release, caller, cores } => {
+                let hello = Hello { release: &release, caller: caller.as_deref(), cores };
+                match self.launcher.hello(at, &hello) {
+                    Ok(()) => self.begin_at(at),
+                    Err(why) => self.lose_host(at, &why),
+                }
+            }
             Report::Stated { rank, statement } => {
                 let worker = |rank: Rank| self.members.get(rank).map(|worker| process_of(*worker));
                 self.deaths.stated(rank, statement, worker);

@@ -44,7 +44,13 @@ impl Driver<'_> {
     }
 
     fn launch_waiting(&mut self, at: usize) -> Result<()> {
-        let common = self.launcher.common(at)?;
+        // A host may get as many workers as it has slots; how many it has just now would change with each that comes.
+        let slots = self.hosts.get(&self.launcher.agents[at].host).map_or(1, |(host, _)| host.slots);
+        let share = self.launcher.share(at, slots.min(self.elastic.rules.max));
+        if !std::mem::replace(&mut self.told_threads, true) {
+            self.launcher.tell_threads(std::slice::from_ref(&share));
+        }
+        let common = self.launcher.common(at, &share)?;
         let driver = self.launcher.reachable(at, self.messages.addresses()?)?;
         let agent = &self.launcher.agents[at];
         for worker in self.waiting.remove(&at).unwrap_or_default() {
