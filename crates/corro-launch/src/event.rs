@@ -21,6 +21,8 @@ pub(crate) enum Event {
     OutputClosed,
     /// The job is to end, by this signal.
     Interrupt(i32),
+    /// The user has typed this, for the rank that has the terminal; nothing: no more will be typed.
+    Typed(Vec<u8>),
     /// In an elastic job: from a worker.
     Membership(MessageEvent<ToDriver>),
     /// In an elastic job: these hosts are there now, and whether each is this one.

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use corro_core::{Error, Rank, Result};
 
 use crate::agent::BEAT;
-use crate::agent::message::Report;
+use crate::agent::message::{Order, Report};
 use crate::event::{Control, Event};
 use crate::failure::{Failure, listed};
 use crate::job::{Job, Outcome};
+use crate::keyboard::Keyboard;
 use crate::launcher::{Hello, Launcher};
 use crate::lifecycle::{EndAll, Happening, Lifecycle};
 use crate::output::Output;
@@ -57,6 +58,8 @@ struct Running<'a> {
     job: &'a Job,
     launcher: Launcher<'a>,
     lifecycle: Lifecycle,
+    /// While a rank has the terminal.
+    keyboard: Option<Keyboard>,
 }
 
 impl<'a> Running<'a> {
@@ -71,7 +74,7 @@ impl<'a> Running<'a> {
             launcher.start_agent(&assignment.host.name, &assignment.host, local)?;
         }
         let hosts = job.placement.iter().map(|a| (a.host.name.clone(), ranks_of(a))).collect();
-        Ok(Self { job, launcher, lifecycle: Lifecycle::new(hosts, job.grace) })
+        Ok(Self { job, launcher, lifecycle: Lifecycle::new(hosts, job.grace), keyboard: None })
     }
 
     /// From reaching all hosts to the end of the last rank.
@@ -81,6 +84,9 @@ impl<'a> Running<'a> {
         }
         self.launcher.leave_payload()?;
         self.start_ranks()?;
+        if self.job.debug.is_some() {
+            self.keyboard = Some(self.launcher.take_keyboard()?);
+        }
         loop {
             let now = Instant::now();
             if self.lifecycle.is_over(now) {
@@ -97,6 +103,7 @@ impl<'a> Running<'a> {
                 self.handle(event)?;
             }
         }
+        self.keyboard = None;
         self.launcher.tell_unconfirmed();
         Ok(self.lifecycle.failure())
     }
@@ -172,7 +179,13 @@ impl<'a> Running<'a> {
                 self.launcher.heard(at);
                 match report {
                     Report::Stated { rank, statement } => self.note(Happening::Stated(rank, statement)),
-                    Report::Exited { rank, ending } => self.note(Happening::Exited(rank, ending)),
+                    Report::Exited { rank, ending } => {
+                        if self.job.debug == Some(rank) {
+                            // Ctrl-C ends the job again.
+                            self.keyboard = None;
+                        }
+                        self.note(Happening::Exited(rank, ending))
+                    }
                     Report::NotStarted { rank, code, cause } => self.note(Happening::NotStarted(rank, code, cause)),
                     Report::Ending { signal } => self.note(Happening::AgentEnded(at, signal)),
                     Report::Done => {
@@ -191,9 +204,18 @@ impl<'a> Running<'a> {
                 let why = self.launcher.silent(at, reason);
                 self.lose(at, format!("its agent is gone: {why}"))
             }
+            Event::Typed(bytes) => self.pass_on_keys(bytes),
             Event::Membership(_) | Event::Hosts(_) | Event::NoHosts(_) | Event::Complaint(_) => Ok(()),
             Event::OutputClosed => self.note(Happening::Interrupt(libc::SIGPIPE)),
             Event::Interrupt(signal) => self.note(Happening::Interrupt(signal)),
+        }
+    }
+
+    fn pass_on_keys(&self, bytes: Vec<u8>) -> Result<()> {
+        let has_it = |assignment: &Assignment| assignment.slots.iter().any(|s| Some(s.rank) == self.job.debug);
+        match self.job.placement.iter().position(has_it) {
+            Some(at) => self.launcher.agents[at].order(&Order::Type(bytes.into())),
+            None => Ok(()),
         }
     }
 

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use corro_core::{Error, Result, config};
+use corro_core::{Error, Rank, Result, config};
 
 use crate::failure::Failure;
 use crate::placement::Assignment;
@@ -41,6 +41,8 @@ pub struct Job {
     pub grace: Duration,
     /// What every rank can ask for with [`crate::worker::payload`].
     pub payload: Option<Vec<u8>>,
+    /// The rank that has the user's terminal: this process's standard input is read for it. For jobs of fixed size.
+    pub debug: Option<Rank>,
     /// Say what is being done.
     pub verbose: bool,
 }
@@ -75,6 +77,7 @@ impl Job {
             host_timeout: Duration::from_secs(10),
             grace: Duration::from_millis(1500),
             payload: None,
+            debug: None,
             verbose: false,
         })
     }

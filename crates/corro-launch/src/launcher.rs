@@ -21,6 +21,7 @@ use crate::agent_process::{AgentProcess, SharedOutput, lock_soon};
 use crate::event::Event;
 use crate::hosts::Host;
 use crate::job::Job;
+use crate::keyboard::{self, Keyboard};
 use crate::output::Output;
 use crate::start::{Local, Starter};
 use crate::threads::{self, Share};
@@ -303,7 +304,9 @@ impl<'a> Launcher<'a> {
         let bytes = |text: &OsString| ByteBuf::from(text.as_bytes());
         let milliseconds = |length: Duration| length.as_millis() as u64;
         let local = self.agents[at].local;
+        let terminal = self.job.debug.filter(|debugged| ranks.iter().any(|(rank, _)| rank == debugged));
         Order::Start(Start {
+            terminal: terminal.map(|rank| (rank, keyboard::window())),
             directory: ByteBuf::from(self.job.directory.as_os_str().as_bytes()),
             command: self.job.command.iter().map(bytes).collect(),
             environment: agent::passed_on(std::env::vars_os()).iter().map(|(n, v)| (bytes(n), bytes(v))).collect(),
@@ -391,7 +394,12 @@ impl<'a> Launcher<'a> {
         store::Client::connect(&own, &self.secret, self.job.tls, deadline)
     }
 
-    // What the user sees.
+    // What the user types, and sees.
+
+    /// From now on, what the user types is for the rank that has the terminal.
+    pub(crate) fn take_keyboard(&self) -> Result<Keyboard> {
+        Keyboard::take(self.sender.clone())
+    }
 
     pub(crate) fn say(&self, text: &str) {
         if let Some(mut output) = lock_soon(&self.output) {

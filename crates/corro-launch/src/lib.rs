@@ -16,7 +16,7 @@
 //! | [`elastic`] | jobs whose processes come and go |
 //! | [`agent`] | what runs on each host |
 //! | `process_tree` | processes and all that descends from them |
-//! | [`output`] | what the user sees |
+//! | [`output`], `keyboard` | what the user sees, and types |
 //! | [`worker`] | values between the starter of a job and its ranks |
 //! | `local` | ranks for Rust programs that start themselves |
 
@@ -30,6 +30,7 @@ mod failure;
 mod fixed;
 pub mod hosts;
 mod job;
+mod keyboard;
 mod launcher;
 mod lifecycle;
 mod local;

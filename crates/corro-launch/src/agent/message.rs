@@ -32,6 +32,8 @@ pub enum Order {
     },
     /// The launcher is alive.
     Beat,
+    /// The user has typed this, for the rank that has the terminal; nothing: no more will be typed.
+    Type(ByteBuf),
     /// In an elastic job: start one more process, as [`Order::Start`] said.
     Launch {
         /// Its number, in the place of a rank.
@@ -59,12 +61,23 @@ pub struct Start {
     pub environment: Vec<(ByteBuf, ByteBuf)>,
     /// The ranks of this host, and the variables that are theirs alone.
     pub ranks: Vec<(Rank, Vec<(String, String)>)>,
+    /// The rank that has the user's terminal, and how large that is.
+    pub terminal: Option<(Rank, Window)>,
     /// This is not the launcher's host: its own `HOME` and the like are kept.
     pub another_host: bool,
     /// So much silence (in ms) means that the launcher is lost; `None`: it never does.
     pub silence_ms: Option<u64>,
     /// In an elastic job, whose processes come and go: how long (in ms) they go on when the launcher is gone.
     pub orphan_ms: Option<u64>,
+}
+
+/// The size of a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// Lines.
+    pub rows: u16,
+    /// Letters in a line.
+    pub columns: u16,
 }
 
 /// From an agent.

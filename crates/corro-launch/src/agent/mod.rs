@@ -10,6 +10,7 @@
 mod environment;
 pub mod message;
 mod process;
+mod terminal;
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -148,9 +149,10 @@ impl<'a> Agent<'a> {
             fds.push(PollFd::from_borrowed_fd(self.output, interest));
         }
         if room {
-            let pipes = self.ranks.iter().flat_map(|r| &r.pipes).filter_map(process::Pipe::fd);
+            let pipes = self.ranks.iter().flat_map(|r| &r.pipes).filter_map(|p| Some((p.fd()?, p.interest())));
             let statements = self.ranks.iter().filter(|r| !r.told).filter_map(|r| r.statements.fd());
-            fds.extend(pipes.chain(statements).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            let all = pipes.chain(statements.map(|fd| (fd, PollFlags::IN)));
+            fds.extend(all.map(|(fd, interest)| PollFd::from_borrowed_fd(fd, interest)));
         }
         let timeout = Timespec::try_from(self.timeout()).map_err(|e| Error::Bug(format!("a timeout: {e}")))?;
         match poll(&mut fds, Some(&timeout)) {
@@ -248,6 +250,9 @@ impl<'a> Agent<'a> {
                 Order::Beat => {}
                 Order::Start(start) if !self.started => self.start(start)?,
                 Order::Start(_) => return Err(Error::Malformed("a second order to start".into())),
+                Order::Type(bytes) => {
+                    self.ranks.iter_mut().flat_map(|r| &mut r.pipes).for_each(|pipe| pipe.type_in(&bytes));
+                }
                 Order::Launch { rank, own } => self.launch(rank, &own)?,
                 Order::Kill { rank, grace_ms } => self.kill(rank, milliseconds(grace_ms)),
                 Order::End { signal, grace_ms } => {

@@ -1,4 +1,4 @@
-//! One rank as a process: how it is started, its two pipes, and the one through which it states why it ends.
+//! One rank as a process: how it is started, its two pipes or its terminal, and the pipe through which it states why it ends.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, PipeReader, Read};
@@ -13,9 +13,11 @@ use corro_core::departure::MAX_STATEMENT;
 use corro_core::{Rank, Statement, config};
 use corro_transport::statements;
 use nix::sys::signal::{SigHandler, SigSet, Signal as Number};
+use rustix::event::PollFlags;
 use rustix::process::Pid;
 
 use super::message::{Ending, Inbox, MAX_OUTPUT, Start};
+use super::terminal::{self, Terminal};
 use crate::process_tree::kill_with_parent;
 
 /// How many statements of one process are passed on. In an elastic job it makes some in each epoch.
@@ -44,6 +46,8 @@ pub(super) struct NotStarted {
 pub(super) enum Pipe {
     Out(Option<ChildStdout>),
     Error(Option<ChildStderr>),
+    /// Both at once, and what the rank reads.
+    Terminal(Option<Terminal>),
 }
 
 impl Pipe {
@@ -51,6 +55,22 @@ impl Pipe {
         match self {
             Self::Out(pipe) => pipe.as_ref().map(AsFd::as_fd),
             Self::Error(pipe) => pipe.as_ref().map(AsFd::as_fd),
+            Self::Terminal(terminal) => terminal.as_ref().map(Terminal::fd),
+        }
+    }
+
+    /// What the agent waits for.
+    pub(super) fn interest(&self) -> PollFlags {
+        match self {
+            Self::Terminal(Some(terminal)) if terminal.has_typed() => PollFlags::IN | PollFlags::OUT,
+            _ => PollFlags::IN,
+        }
+    }
+
+    /// Takes what the user has typed, if this is where it goes.
+    pub(super) fn type_in(&mut self, bytes: &[u8]) {
+        if let Self::Terminal(Some(terminal)) = self {
+            terminal.type_in(bytes);
         }
     }
 
@@ -64,6 +84,15 @@ impl Pipe {
         let outcome = match self {
             Self::Out(Some(pipe)) => pipe.read(&mut bytes),
             Self::Error(Some(pipe)) => pipe.read(&mut bytes),
+            Self::Terminal(terminal) => {
+                let Some(open) = terminal else { return Vec::new() };
+                open.flush();
+                let read = open.read();
+                if read.is_none() {
+                    *terminal = None;
+                }
+                return read.unwrap_or_default();
+            }
             Self::Out(None) | Self::Error(None) => return Vec::new(),
         };
         match outcome {
@@ -75,6 +104,7 @@ impl Pipe {
             Ok(_) | Err(_) => match self {
                 Self::Out(pipe) => *pipe = None,
                 Self::Error(pipe) => *pipe = None,
+                Self::Terminal(_) => {}
             },
         }
         Vec::new()
@@ -148,9 +178,18 @@ pub(super) fn start(
         .env(config::STATEMENTS.name, word)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        // A group of its own, so that a signal reaches what the rank has started as well.
-        .process_group(0);
+        .stderr(Stdio::piped());
+    let terminal = match order.terminal {
+        Some((its, window)) if its == rank => {
+            let attached = terminal::attach(&mut command, window);
+            Some(attached.map_err(|e| failed(126, format!("it could not be given a terminal: {e}")))?)
+        }
+        _ => {
+            // A group of its own, so that a signal reaches what the rank has started as well.
+            command.process_group(0);
+            None
+        }
+    };
     prepare(&mut command, for_rank);
     let mut child = command.spawn().map_err(|e| {
         let program = String::from_utf8_lossy(program);
@@ -160,7 +199,10 @@ pub(super) fn start(
             _ => failed(126, format!("the command {program:?} could not be started: {e}")),
         }
     })?;
-    let pipes = [Pipe::Out(child.stdout.take()), Pipe::Error(child.stderr.take())];
+    let mut pipes = [Pipe::Out(child.stdout.take()), Pipe::Error(child.stderr.take())];
+    if terminal.is_some() {
+        pipes[0] = Pipe::Terminal(terminal);
+    }
     for fd in pipes.iter().filter_map(Pipe::fd).chain([pipe.as_fd()]) {
         // Reading must never keep the agent from hearing the launcher.
         rustix::io::ioctl_fionbio(fd, true).map_err(|e| failed(126, format!("setting up its pipes: {e}")))?;

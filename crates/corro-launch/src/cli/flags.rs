@@ -45,6 +45,8 @@ pub(super) fn command(name: &'static str) -> Command {
         value("output-filename", "DIR", "Also write each rank's output to DIR/rank.N/stdout and stderr"),
         value("ranks", "LIST", "Show only what these ranks write, e.g. 0 or 0,2-3"),
         switch("no-prefix", "Show lines as they were written, without [rank]<stream>: in front"),
+        value("debug", "RANK", "Give this terminal to one rank, for breakpoint(); nothing times out meanwhile")
+            .allow_negative_numbers(true),
         switch("prefix-output-with-timestamp", "Begin each line of output with the time (also -prefix-timestamp)"),
         value("color", "WHEN", "Colour the prefixes: auto, always or never").value_parser(["auto", "always", "never"]),
         value("grace-seconds", "S", "Time ranks get to end, before they are killed [1.5]"),

@@ -119,6 +119,7 @@ fn output(request: &request::Request) -> Result<Output> {
         timestamps: request.timestamps,
         bare: request.bare,
         only: request.only.clone(),
+        terminal: request.plan.debugged(),
         colour,
         same_place: is_same_place(&stdout, &stderr),
         directory: request.directory.clone(),

@@ -16,7 +16,8 @@ const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// The commands and their flags.
 pub fn program() -> Command {
     let file = |arg: Arg| arg.value_hint(ValueHint::FilePath);
-    let mut run = flags::command("run");
+    // Its usage names the whole program, as in its own help.
+    let mut run = flags::command("corro run").name("run");
     for name in ["hostfile", "config-file", "host-discovery-script", "ssh-identity-file"] {
         run = run.mut_arg(name, file);
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ArgMatches;
-use corro_core::{Error, Result, config};
+use corro_core::{Error, Rank, Result, config};
 use corro_membership::Rules;
 
 use super::config_file::{self, ConfigFile};
@@ -17,6 +17,9 @@ use crate::job::{Job, Outcome};
 use crate::output::{Output, Ranks};
 use crate::placement;
 use crate::start::{HostKeys, Remote};
+
+/// For waits that cannot be switched off.
+const WEEK_SECONDS: &str = "604800";
 
 /// A run, as asked for.
 pub(super) struct Request {
@@ -69,6 +72,14 @@ impl Plan {
         match self {
             Self::Fixed(job) => job.run(output, ready),
             Self::Elastic(elastic) => elastic.run(output, ready),
+        }
+    }
+
+    /// The rank that has the user's terminal.
+    pub(super) fn debugged(&self) -> Option<Rank> {
+        match self {
+            Self::Fixed(job) => job.debug,
+            Self::Elastic(_) => None,
         }
     }
 
@@ -128,6 +139,7 @@ pub(super) fn understand(
     }
     fill_in(matches, &mut job)?;
     let only = wanted_ranks(matches, rules.is_none().then(|| job.size()))?;
+    debug(matches, rules.is_some(), &mut job)?;
     let plan = match rules {
         Some(rules) => Plan::Elastic(Box::new(elastic(matches, job, rules)?)),
         None => Plan::Fixed(Box::new(job)),
@@ -232,6 +244,29 @@ pub(super) fn remote(matches: &ArgMatches) -> Result<Remote> {
         corro: text("remote-corro").or_else(|| config::REMOTE_CORRO.value()).map(Into::into),
         shell: text("remote-shell").or_else(|| config::REMOTE_SHELL.value()).or_else(kubeflow).map(Into::into),
     })
+}
+
+/// Gives the terminal to a rank. While a person looks at it, all others wait, and none of them may lose patience.
+fn debug(matches: &ArgMatches, elastic: bool, job: &mut Job) -> Result<()> {
+    let Some(rank) = number::<Rank>(matches, "debug")? else { return Ok(()) };
+    if elastic {
+        return Err(Error::Usage("--debug is for jobs of fixed size, and this one is elastic".into()));
+    }
+    if rank >= job.size() {
+        let last = job.size() - 1;
+        return Err(Error::Usage(format!("--debug names rank {rank}, but this job has ranks 0 to {last}")));
+    }
+    job.debug = Some(rank);
+    for (variable, value) in [
+        (&config::TIMEOUT, "0"),
+        (&config::CONNECT_TIMEOUT, WEEK_SECONDS),
+        (&config::STALL_CHECK_DISABLE, "1"),
+        (&config::STALL_SHUTDOWN_TIME, "0"),
+    ] {
+        let names = [Some(variable.name), variable.horovod].into_iter().flatten();
+        job.variables.extend(names.map(|name| (name.to_owned(), value.to_owned())));
+    }
+    Ok(())
 }
 
 fn interfaces(matches: &ArgMatches) -> Vec<String> {

@@ -162,6 +162,8 @@ impl<'a> Driver<'a> {
                 self.launcher.say(&format!("corro: {text}"));
                 Ok(())
             }
+            // No rank of an elastic job has the terminal.
+            Event::Typed(_) => Ok(()),
             Event::Report(at, report) => self.report(at, report),
             Event::Alive(at) => {
                 self.launcher.heard(at);

@@ -31,6 +31,8 @@ pub struct Style {
     pub bare: bool,
     /// Whose lines are shown; `None`: everyone's. Files and last words are those of all ranks in any case.
     pub only: Option<Ranks>,
+    /// The rank that has the user's terminal: what it writes is shown as it comes, a prompt at once.
+    pub terminal: Option<Rank>,
     /// Whether prefixes are coloured.
     pub colour: bool,
     /// Whether standard output and error end up in the same place, so that lines of both must not mix.
@@ -103,7 +105,9 @@ impl Output {
     /// Shows what `rank` wrote. Fails if nobody reads it; that it can't be written for another reason is told once.
     pub fn put(&mut self, rank: Rank, error: bool, bytes: &[u8]) -> std::io::Result<()> {
         let mut whole = Vec::new();
-        if let Some(writer) = self.writers.get_mut(&(rank, error)) {
+        if self.style.terminal == Some(rank) {
+            whole.push(bytes.to_vec());
+        } else if let Some(writer) = self.writers.get_mut(&(rank, error)) {
             writer.splitter.feed(bytes, |line| whole.push(line.to_vec()));
         }
         self.show((rank, error), &whole)
@@ -200,7 +204,7 @@ impl Output {
     }
 
     fn is_shown(&self, rank: Rank) -> bool {
-        let Some(only) = &self.style.only else { return true };
+        let Some(only) = self.style.only.as_ref().filter(|_| self.style.terminal != Some(rank)) else { return true };
         // A process of an elastic job is called by its rank once it has one.
         let rank = self.labels.get(&rank).map_or(Some(rank), |label| label.parse().ok());
         rank.is_some_and(|rank| only.contains(rank))
@@ -208,6 +212,9 @@ impl Output {
 
     fn prefix(&self, rank: Rank, error: bool) -> String {
         let time = if self.style.timestamps { clock::now() } else { String::new() };
+        if self.style.terminal == Some(rank) {
+            return String::new();
+        }
         if self.style.bare {
             return time;
         }
@@ -320,6 +327,16 @@ mod tests {
         output.label(7, "1".into());
         output.put(7, false, b"moved\n").unwrap();
         assert_eq!(shown().0, "seated\n");
+    }
+
+    #[test]
+    fn a_prompt_is_shown_at_once() {
+        let (mut output, shown) = output(Style { terminal: Some(1), ..style() }, 2);
+        output.put(1, false, b"(Pdb) ").unwrap();
+        assert_eq!(shown().0, "(Pdb) ");
+        output.put(0, false, b"one\n").unwrap();
+        output.put(1, false, b"x\r\n").unwrap();
+        assert_eq!(shown().0, "(Pdb) \n[0]<stdout>:one\nx\r\n");
     }
 
     #[test]
