@@ -46,7 +46,7 @@ pub(super) fn attach(command: &mut Command, window: Window) -> std::io::Result<T
 /// session leads a group as well, so signals to the group of the rank work as for all others.
 #[expect(unsafe_code, reason = "only the child itself can do this")]
 fn take_over(command: &mut Command, slave: OwnedFd) {
-    let act = move || {
+    let act = move || -> std::io::Result<()> {
         rustix::process::setsid()?;
         rustix::process::ioctl_tiocsctty(&slave)?;
         Ok(())
