@@ -55,6 +55,13 @@ impl Variable {
         kind::seconds(&text).ok_or_else(|| self.bad(name, &text))
     }
 
+    /// What the user set, as whole numbers with commas between them; none if nothing was set.
+    pub fn numbers(&self) -> Result<Vec<usize>> {
+        let Some((name, text)) = self.written() else { return Ok(Vec::new()) };
+        let all: Option<Vec<usize>> = text.split(',').map(|n| n.trim().parse().ok()).collect();
+        all.ok_or_else(|| self.bad(name, &text))
+    }
+
     /// Yes or no. What is neither is no, which is Horovod's rule; [`review`] tells the user.
     pub fn flag(&self, default: bool) -> bool {
         let Some(text) = self.value() else { return default };
@@ -400,6 +407,8 @@ mod tests {
         assert_eq!(with("2.5").seconds(Duration::ZERO), Ok(Duration::from_millis(2500)));
         assert!(with("-1").seconds(Duration::ZERO).is_err());
         assert!(with("1e300").seconds(Duration::ZERO).is_err());
+        assert_eq!((with("0, 2").numbers(), with("").numbers()), (Ok(vec![0, 2]), Ok(Vec::new())));
+        assert!(with("0,,2").numbers().is_err());
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub(crate) struct Core {
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) options: Options,
     pub(crate) may_spin: bool,
+    /// The core that this rank's own threads stay on.
+    core: Option<usize>,
     pub(crate) observers: Observers,
     /// How often the program has learned that something is done.
     looks: AtomicU64,
@@ -65,12 +67,23 @@ impl Core {
         let here = &fabric.cards()[fabric.rank()].locality;
         let local = fabric.cards().iter().filter(|c| c.locality == *here).count();
         let may_spin = fabric.settings().spin.unwrap_or_else(|| cores::may_spin(local));
+        let local_rank = fabric.cards()[..fabric.rank()].iter().filter(|c| c.locality == *here).count();
+        let core = options.cores.get(local_rank).copied();
+        if core.is_none() && !options.cores.is_empty() {
+            let count = options.cores.len();
+            tracing::warn!(
+                rank = fabric.rank(),
+                "CORRO_THREAD_AFFINITY names {count} cores, one for each rank of a host, but this is the host's rank \
+                 {local_rank}: its threads stay free"
+            );
+        }
         // Rank 0 tunes for all.
         let tuner = options.tuning.as_ref().filter(|_| fabric.rank() == 0).map(|tuning| tuning.tuner(&fabric));
         Arc::new(Self {
             fabric,
             options,
             may_spin,
+            core,
             observers: Observers::new(tuner),
             looks: AtomicU64::new(0),
             start: Instant::now(),
@@ -115,6 +128,15 @@ impl Core {
     pub(crate) fn lost(&self, error: Error) {
         if let Some(whole) = self.whole() {
             whole.lost(error);
+        }
+    }
+
+    /// For a thread of the engine to call first: puts it where the user wants it.
+    pub(crate) fn settle(&self) {
+        if let Some(core) = self.core
+            && let Err(error) = cores::pin(core)
+        {
+            self.warn(&format!("CORRO_THREAD_AFFINITY: core {core} can't be used: {error}"));
         }
     }
 

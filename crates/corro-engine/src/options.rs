@@ -31,6 +31,8 @@ pub struct Options {
     pub watching: Watching,
     /// Whether and how the engine looks for better settings by itself.
     pub tuning: Option<Tuning>,
+    /// Cores for the engine's own threads, one for each rank of a host; none: wherever the system puts them.
+    pub cores: Vec<usize>,
     /// How many operations the flight recorder keeps.
     pub recorded: usize,
 }
@@ -47,6 +49,7 @@ impl Default for Options {
             stalls: rules.stalls,
             watching: Watching::default(),
             tuning: None,
+            cores: Vec::new(),
             recorded: 1024,
         }
     }
@@ -76,6 +79,7 @@ impl Options {
             stalls: StallLimits { warn, shutdown },
             watching: Watching::from_env()?,
             tuning: if config::AUTOTUNE.flag(false) { Some(Tuning::from_env()?) } else { None },
+            cores: config::THREAD_AFFINITY.numbers()?,
             recorded: config::RECORDER.number(default.recorded)?,
         })
     }

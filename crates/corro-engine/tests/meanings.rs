@@ -281,6 +281,35 @@ fn shutdown_from_any_rank_ends_what_waits_everywhere() {
     }
 }
 
+/// How many threads of engines in this process may run on `core` alone.
+fn threads_on(core: usize) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let file = |task: &std::fs::DirEntry, name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+    let is_there = |task: &std::fs::DirEntry| {
+        file(task, "comm").starts_with("corro-")
+            && file(task, "status")
+                .lines()
+                .any(|l| l.strip_prefix("Cpus_allowed_list:").map(str::trim) == Some(&core.to_string()))
+    };
+    tasks.filter(is_there).count()
+}
+
+#[test]
+fn the_engines_threads_stay_where_the_user_wants_them() {
+    let core = corro_transport::cores::current();
+    let options = move || Options { cores: vec![core], ..Options::default() };
+    on_hosts(&[0, 0], options, move |engine| {
+        assert_eq!(numbers(engine.run(sum("x", &[1.0])).unwrap()), [2.0]);
+        let until = Instant::now() + Duration::from_secs(20);
+        // Those of one rank: the other has no core in the list.
+        while threads_on(core) != 2 {
+            assert!(Instant::now() < until, "{} threads on core {core}", threads_on(core));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        engine.run(sum("y", &[1.0])).unwrap();
+    });
+}
+
 /// Options, and a list into which the log of this process goes from now on: that of tests beside this one, too.
 fn heard(limits: StallLimits) -> (impl Fn() -> Options, Arc<Mutex<Vec<String>>>) {
     static LISTS: Mutex<Vec<Arc<Mutex<Vec<String>>>>> = Mutex::new(Vec::new());

@@ -34,8 +34,18 @@ pub fn may_spin(ranks: usize) -> bool {
     ranks <= usable()
 }
 
+/// Keeps this thread on one core.
+pub fn pin(core: usize) -> std::io::Result<()> {
+    if core >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(core);
+    Ok(rustix::thread::sched_setaffinity(None, &one)?)
+}
+
 /// The core this thread runs on.
-pub(crate) fn current() -> usize {
+pub fn current() -> usize {
     rustix::thread::sched_getcpu()
 }
 

@@ -149,7 +149,10 @@ impl ProcessSet {
         let set = Arc::clone(self);
         let thread = std::thread::Builder::new()
             .name(format!("corro-{name}-{}", self.id))
-            .spawn(move || act(&set))
+            .spawn(move || {
+                set.core.settle();
+                act(&set);
+            })
             .map_err(|e| Error::io(format!("starting a thread ({name})"), e))?;
         lock(&self.threads).push(thread);
         Ok(())
