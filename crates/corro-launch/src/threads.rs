@@ -47,10 +47,10 @@ impl Share {
 
 /// What the user is told about it, if there is something to tell.
 pub(crate) fn sentence(shares: &[Share], is_set: impl Fn(&str) -> bool) -> Option<String> {
-    let mut shared = shares.iter().filter(|s| s.ranks > 1);
-    let first = shared.next().filter(|_| !is_set(OPEN_MP))?;
+    let mut crowded = shares.iter().filter(|s| s.ranks > 1);
+    let first = crowded.next().filter(|_| !is_set(OPEN_MP))?;
     let count = |threads: usize| if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
-    let rest: Vec<&Share> = shared.collect();
+    let rest: Vec<&Share> = crowded.collect();
     let who = if rest.iter().all(|s| s.threads() == first.threads()) {
         let whose = if rest.is_empty() {
             format!("the {} cores of {}", first.cores, first.host)

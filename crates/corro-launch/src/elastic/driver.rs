@@ -150,7 +150,8 @@ impl<'a> Driver<'a> {
 
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Membership(MessageEvent::Connected(_)) => Ok(()),
+            // No rank of an elastic job has the terminal.
+            Event::Membership(MessageEvent::Connected(_)) | Event::Typed(_) => Ok(()),
             Event::Membership(MessageEvent::Received(link, message)) => self.note(Input::Said(link, message)),
             Event::Membership(MessageEvent::Disconnected(link, why)) => self.note(Input::Lost(link, why)),
             Event::Hosts(found) => self.discovered(found),
@@ -162,8 +163,6 @@ impl<'a> Driver<'a> {
                 self.launcher.say(&format!("corro: {text}"));
                 Ok(())
             }
-            // No rank of an elastic job has the terminal.
-            Event::Typed(_) => Ok(()),
             Event::Report(at, report) => self.report(at, report),
             Event::Alive(at) => {
                 self.launcher.heard(at);
