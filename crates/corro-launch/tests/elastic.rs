@@ -87,6 +87,29 @@ fn a_stopped_process_is_named_and_replaced() {
     );
 }
 
+/// A rank that hangs in its own code lives and says so; only those who wait for it can tell. They do, when `CORRO_TIMEOUT` is
+/// over, and then it is ended and replaced.
+#[test]
+fn a_rank_that_hangs_in_its_own_code_is_named_and_replaced() {
+    let worker = worker();
+    let script = format!("if [ $CORRO_WORKER = 1 ]; then exec {worker} {STEPS} 10 20; fi; exec {worker} {STEPS}");
+    let timeout = Duration::from_secs(4);
+    let seconds = timeout.as_secs().to_string();
+    let variables = [("CORRO_TIMEOUT", seconds.as_str())];
+    let mut job = Job::start_command(&["-np", "3", "--min-np", "2"], &variables, &["sh", "-c", &script]);
+    job.running.wait_for("hangs at step 20");
+    let hung = Instant::now();
+    let victim = job.process(1, 3, 1);
+    job.process(0, 2, 2);
+    let took = hung.elapsed();
+    eprintln!("CORRO_TIMEOUT={seconds}: the others went on {took:?} after one of them hung");
+    assert!(took < 3 * timeout, "{took:?}");
+    wait_until("the one that hung is ended", HANG_LIMIT, || !marked(&job.mark).contains(&victim));
+    let ran = job.finish(STEPS);
+    assert!(ran.err.contains("rank 1 on localhost made the others wait in vain"), "{}", ran.err);
+    assert!(ran.out.contains("of 3\n"), "it was replaced: {}", ran.out);
+}
+
 #[test]
 fn a_discovery_script_that_runs_ends_with_the_job() {
     let folder = Folder::new("discovery");
