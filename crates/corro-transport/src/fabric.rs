@@ -72,7 +72,7 @@ pub struct Fabric {
 enum Reach {
     Threads(Arc<Hub>),
     Processes {
-        endpoint: Endpoint,
+        endpoint: Box<Endpoint>,
         /// What the names of sockets inside a host are made from.
         names: Secret,
         /// Proves that a local process belongs to the job.
@@ -113,7 +113,7 @@ impl Fabric {
             cards.push(card.0);
         }
         let names = Secret::from_bytes(secret.derive(&format!("socket names {}", settings.epoch)));
-        let reach = Reach::Processes { endpoint, names, token: secret.derive("shared memory") };
+        let reach = Reach::Processes { endpoint: Box::new(endpoint), names, token: secret.derive("shared memory") };
         // All ranks of the host count, not only those of one group.
         let here = cards.iter().filter(|c| c.locality == cards[rank].locality).count();
         let (may_spin, epoch) = (may_spin(&settings, here), settings.epoch);

@@ -1,6 +1,6 @@
 //! Which process holds a rank: one, and no other.
 //!
-//! Whatever a rank starts (DataLoader workers, `multiprocessing`, `subprocess`) inherits the variables that made it a rank. If
+//! Whatever a rank starts (`DataLoader` workers, `multiprocessing`, `subprocess`) inherits the variables that made it a rank. If
 //! such a process joined, it would disturb the job, or form a second one with its like. So a process holds its rank from the
 //! moment it joins until it ends, and others that come with the same variables are told who does.
 //!
@@ -70,8 +70,7 @@ fn open(folder: &Path) -> Result<File> {
 
 /// The byte that stands for `key`. Two keys have the same one about as often as two jobs have the same secret.
 fn byte_of(key: &[u8; 32]) -> libc::flock {
-    let [a, b, c, d, e, f, g, h, ..] = *key;
-    let place = (u64::from_le_bytes([a, b, c, d, e, f, g, h]) >> 2).cast_signed();
+    let place = (u64::from_le_bytes(*key.first_chunk().expect("eight of 32 bytes")) >> 2).cast_signed();
     let (kind, from) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short);
     libc::flock { l_type: kind, l_whence: from, l_start: place, l_len: 1, l_pid: 0 }
 }

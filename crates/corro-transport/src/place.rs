@@ -157,9 +157,9 @@ impl Fabric {
     /// Joins a job at `place`. All ranks must do so, and if they do it again, all of them. A second process that comes for
     /// the same place is refused.
     pub fn at(place: &Place, settings: Settings) -> Result<Arc<Self>> {
-        hold(&place.claim(), &format!("rank {}", place.rank))?;
         // Counted, so that what is left of an earlier time is never taken for this one.
         static TIMES: AtomicU64 = AtomicU64::new(0);
+        hold(&place.claim(), &format!("rank {}", place.rank))?;
         let time = TIMES.fetch_add(1, Ordering::Relaxed);
         let deadline = settings.arrival_deadline();
         let (rank, size) = (place.rank, place.size);

@@ -9,6 +9,12 @@ use crate::subset::Subset;
 /// Plans what happens to chunks, one for each member, which lie one behind the other.
 pub(crate) type PlanChunks = fn(&mut Builder, &Subset, &[Range<usize>]);
 
+/// Plans how the bytes of the member at a position reach all.
+pub(crate) type PlanBroadcast = fn(&mut Builder, &Subset, usize, Range<usize>);
+
+/// Plans an exchange: what goes out to each position, and where what comes from each goes.
+pub(crate) type PlanExchange = fn(&mut Builder, &Subset, &[Range<usize>], &[Range<usize>]);
+
 /// What an algorithm that writes schedules can plan; `None`: not this collective.
 #[derive(Clone, Copy)]
 pub(crate) struct Planner {
@@ -19,9 +25,9 @@ pub(crate) struct Planner {
     /// Chunk p is at position p, and all are then everywhere.
     pub(crate) allgather: Option<PlanChunks>,
     /// The bytes of the member at this position become everyone's.
-    pub(crate) broadcast: Option<fn(&mut Builder, &Subset, usize, Range<usize>)>,
+    pub(crate) broadcast: Option<PlanBroadcast>,
     /// The first list of the input goes out, by position; what comes goes where the second says.
-    pub(crate) alltoall: Option<fn(&mut Builder, &Subset, &[Range<usize>], &[Range<usize>])>,
+    pub(crate) alltoall: Option<PlanExchange>,
     /// Nobody ends before all have begun. May use the first byte of the main buffer.
     pub(crate) barrier: Option<fn(&mut Builder, &Subset)>,
 }

@@ -490,7 +490,7 @@ mod tests {
     #[test]
     fn names_that_are_taken_only_make_it_choose_others() {
         let (job, token, local) = (job(), [2; 32], [0, 1]);
-        let mut taken = Vec::new();
+        let mut occupied = Vec::new();
         for name in 0..NAMES {
             if name > 0 {
                 std::thread::scope(|scope| {
@@ -499,9 +499,9 @@ mod tests {
                     assert!(host.join().unwrap().is_ok());
                 });
             }
-            taken.push(take(&socket_name(&invitation(&job, &token, &local, 0), name)));
+            occupied.push(take(&socket_name(&invitation(&job, &token, &local, 0), name)));
         }
-        assert_eq!(taken.len(), usize::from(NAMES));
+        assert_eq!(occupied.len(), usize::from(NAMES));
         let text = meet(&invitation(&job, &token, &local, 0), &wait_limit(VISIT)).err().unwrap().to_string();
         assert!(text.contains("Start it again"), "{text}");
     }

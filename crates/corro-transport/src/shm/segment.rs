@@ -92,7 +92,7 @@ impl Sizes {
         let area_offset = ring.checked_mul(self.members)?.checked_add(slots)?.checked_next_multiple_of(PAGE)?;
         let stride = area_offset.checked_add(self.area)?.checked_add(self.workspace)?;
         let total = stride.checked_mul(self.members)?.checked_add(PAGE)?;
-        (total <= isize::MAX as usize).then_some(total)
+        isize::try_from(total).is_ok().then_some(total)
     }
 }
 

@@ -125,8 +125,7 @@ impl Team {
     pub(crate) fn try_peeking(&mut self, timeout: Duration) -> Result<()> {
         // Random: a member's process number may be another process's here, where they have namespaces of their own, and
         // what is found at that address there must not be taken for the probe.
-        let [a, b, c, d, e, f, g, h, ..] = random_bytes()?;
-        let probe = Box::new(u64::from_ne_bytes([a, b, c, d, e, f, g, h]));
+        let probe = Box::new(u64::from_ne_bytes(*random_bytes()?.first_chunk().expect("eight of 32 bytes")));
         let address = std::ptr::from_ref(&*probe) as u64;
         self.segment.word(self.me, ControlWord::Process).store(std::process::id(), Ordering::SeqCst);
         let shown = self.show(&[address, *probe], timeout)?;
