@@ -24,7 +24,7 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) may_spin: bool,
     /// The core that this rank's own threads stay on.
-    core: Option<usize>,
+    pinned_to: Option<usize>,
     pub(crate) observers: Observers,
     /// How often the program has learned that something is done.
     looks: AtomicU64,
@@ -83,7 +83,7 @@ impl Core {
             fabric,
             options,
             may_spin,
-            core,
+            pinned_to: core,
             observers: Observers::new(tuner),
             looks: AtomicU64::new(0),
             start: Instant::now(),
@@ -133,7 +133,7 @@ impl Core {
 
     /// For a thread of the engine to call first: puts it where the user wants it.
     pub(crate) fn settle(&self) {
-        if let Some(core) = self.core
+        if let Some(core) = self.pinned_to
             && let Err(error) = cores::pin(core)
         {
             self.warn(&format!("CORRO_THREAD_AFFINITY: core {core} can't be used: {error}"));

@@ -2,7 +2,7 @@
 //! it as workers.
 //!
 //! `corro run -np 4 --min-np 2 target/debug/examples/elastic STEPS [PAUSE_MS] [HANG_STEP]`: each step adds one number per rank, checks the
-//! sum, and commits. Every worker prints its place when it gets one, and each tenth step. At HANG_STEP it sleeps for ever, as a
+//! sum, and commits. Every worker prints its place when it gets one, and each tenth step. At `HANG_STEP` it sleeps for ever, as a
 //! program does that hangs in its own code.
 
 use std::process::ExitCode;

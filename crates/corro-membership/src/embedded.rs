@@ -36,7 +36,7 @@ impl EmbeddedDriver {
         let open = |bind: SocketAddr| {
             let sender = sender.clone();
             MessageServer::open::<ToDriver>(DRIVER, bind, secret, tls, MAX_TO_DRIVER, move |heard| {
-                drop(sender.send(heard))
+                drop(sender.send(heard));
             })
         };
         let messages = open(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))

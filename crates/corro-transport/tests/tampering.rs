@@ -183,7 +183,7 @@ fn data_that_was_changed_has_no_proof_any_more() {
     let mut incoming = link.start_receive(came.len()).unwrap();
     let start = Instant::now();
     // The header may have been met as well: then it is refused right there.
-    let received = loop {
+    let outcome = loop {
         match link.try_receive(&mut incoming, &mut came) {
             Err(error) => break Err(error),
             Ok(_) if incoming.is_received() => break Ok(()),
@@ -191,7 +191,7 @@ fn data_that_was_changed_has_no_proof_any_more() {
         }
     };
     let _sends = sender.join().unwrap();
-    received.unwrap();
+    outcome.unwrap();
     let (data, tag) = came.split_at(object.len());
     assert!(came[..] != [object.as_slice(), &proof].concat(), "the proxy did nothing");
     assert!(!fabrics[1].object_key().verify("object", &[data], tag), "a changed object was taken for whole");
