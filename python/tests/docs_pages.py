@@ -6,10 +6,11 @@ A page says how it is run in comments that readers do not see:
     <!-- file: train.py -->                   the next block is a file, for commands further down
     <!-- not run: needs two servers -->       the next block is only shown, for this reason
     <!-- not compared -->                     the output below a command is an example
-    <!-- before: model = ... -->              Python that a reader does not need to see, for the blocks below; may have many lines
+    <!-- before: model = ... -->              Python for the blocks below that a reader does not need to see
 
-Python blocks of a page run in order, as one script. Lines that begin with `$ ` in `console` blocks run in bash, in a folder with
-the page's files, one after the other; what is shown below them must be what they print, if the comment above does not say otherwise.
+Python blocks of a page run in order, as one script. Lines that begin with `$ ` in `console` blocks run in bash, in a folder
+with the page's files, one after the other; what is shown below them must be what they print, if the comment above does not
+say otherwise.
 """
 
 from __future__ import annotations
@@ -62,20 +63,24 @@ class Page:
         return "\n".join(lines) + "\n" if lines else ""
 
 
+def set_up(page: Page, settings: str) -> None:
+    for setting in settings.split():
+        key, _, value = setting.partition("=")
+        if key == "framework" and value in {"none", "torch", "tensorflow"}:
+            page.framework = value
+        elif key == "ranks":
+            page.ranks = int(value)
+        else:
+            raise ValueError(f"{page.name}: {setting!r} is no setting of a page")
+
+
 def read(path: Path) -> Page:
     """Raises ValueError, with the line, for what the rules above do not cover."""
     text = path.read_text()
     page = Page(path)
     for match in COMMENT.finditer(text):
         if match[1] == "page":
-            for setting in (match[2] or "").split():
-                key, _, value = setting.partition("=")
-                if key == "framework" and value in {"none", "torch", "tensorflow"}:
-                    page.framework = value
-                elif key == "ranks":
-                    page.ranks = int(value)
-                else:
-                    raise ValueError(f"{page.name}: {setting!r} is no setting of a page")
+            set_up(page, match[2] or "")
     previous = 0
     for match in BLOCK.finditer(text):
         line = text.count("\n", 0, match.start()) + 1

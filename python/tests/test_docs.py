@@ -17,7 +17,9 @@ from docs_pages import Page
 from corro._command import program
 
 # A page without a framework is run once, with torch's environment.
-PAGES = [page for page in docs_pages.all_pages() if page.framework in {FRAMEWORK, "none" if FRAMEWORK == "torch" else ""}]
+PAGES = [
+    page for page in docs_pages.all_pages() if page.framework in {FRAMEWORK, "none" if FRAMEWORK == "torch" else ""}
+]
 SECONDS = 240
 
 
@@ -45,11 +47,15 @@ def run(command: list[str], folder: Path) -> str:
 
 def differs(shown: str, printed: str) -> str | None:
     """What the page shows beside what came; `...` stands for anything."""
-    pattern = ".*?".join(re.escape(part) for part in "\n".join(line.rstrip() for line in shown.splitlines()).split("..."))
+    pattern = ".*?".join(
+        re.escape(part) for part in "\n".join(line.rstrip() for line in shown.splitlines()).split("...")
+    )
     printed = "\n".join(line.rstrip() for line in printed.strip().splitlines())
     if re.fullmatch(pattern, printed, re.DOTALL):
         return None
-    return "\n".join(difflib.unified_diff(shown.splitlines(), printed.splitlines(), "the page shows", "it prints", lineterm=""))
+    return "\n".join(
+        difflib.unified_diff(shown.splitlines(), printed.splitlines(), "the page shows", "it prints", lineterm="")
+    )
 
 
 @pytest.mark.timeout(SECONDS + 30)

@@ -1,7 +1,7 @@
 """Any Python object, broadcast or gathered.
 
-It travels as cloudpickle's bytes, with a proof behind them of which rank of this job sent them, and for which call. Nothing is
-unpickled before its proof is checked: bytes between hosts could have been changed on their way.
+It travels as cloudpickle's bytes, with a proof behind them of which rank of this job sent them, and for which call. Nothing
+is unpickled before its proof is checked: bytes between hosts could have been changed on their way.
 """
 
 from __future__ import annotations

@@ -284,14 +284,17 @@ def processes_that_a_rank_starts_are_no_ranks(front: Any) -> None:
         return
     holder = f"held by process {os.getpid()} on "
     child = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, timeout=120, check=False)
-    assert child.returncode == 1 and "told: " in child.stderr and holder in child.stderr, child.stderr
+    assert child.returncode == 1, child.stderr
+    assert "told: " in child.stderr, child.stderr
+    assert holder in child.stderr, child.stderr
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.SimpleQueue()
     worker = spawn.Process(target=_init_in_a_child, args=(answers,))
     worker.start()
     told = answers.get()
     worker.join(timeout=120)
-    assert holder in told and "__main__" in told, told
+    assert holder in told, told
+    assert "__main__" in told, told
     check(front, hvd.allreduce(front.tensor([1.0]), op=hvd.Sum), [float(hvd.size())])
 
 
