@@ -64,11 +64,14 @@ fn a_hostfile_and_a_config_file_are_read() {
     assert!(ran.err.contains("\"extra\" means nothing"), "{ran:?}");
 }
 
+/// How the launcher tells of a rank that somebody has killed.
+const KILLED: &str = "signal 9 (SIGKILL) (often by the system, when memory runs out: see dmesg)";
+
 #[test]
 fn the_first_failure_is_named_last_with_its_last_words() {
     for (what, script, code, text) in [
         ("exit 3", "echo oh no >&2; exit 3", 3, "exit code 3"),
-        ("SIGKILL", "echo oh no >&2; kill -9 $$", 137, "signal 9 (SIGKILL)"),
+        ("SIGKILL", "echo oh no >&2; kill -9 $$", 137, KILLED),
         ("SIGSEGV", "echo oh no >&2; kill -SEGV $$", 139, "signal 11 (SIGSEGV)"),
     ] {
         // The others would not end by themselves, nor when asked to.
@@ -317,12 +320,8 @@ fn a_rank_killed_in_training_is_the_one_blamed() {
     let script = "if [ $CORRO_RANK = 2 ]; then (sleep 1; kill -9 $$) & fi; exec \"$0\" --steps 1000000000";
     let ran = run(&["-np", "4", "sh", "-c", script, training()]);
     assert_eq!(ran.code, Some(137), "{ran:?}");
-    assert!(
-        ran.err.ends_with(
-            "rank 2 on localhost exited with non-zero status: signal 9 (SIGKILL) (often by the system, when memory runs out: see dmesg); all other ranks were ended\n"
-        ),
-        "{ran:?}"
-    );
+    let last = format!("rank 2 on localhost exited with non-zero status: {KILLED}; all other ranks were ended\n");
+    assert!(ran.err.ends_with(&last), "{ran:?}");
 }
 
 /// Whoever waits for a rank that died before it met anybody would wait until the connect timeout. The launcher knows at once.
