@@ -269,7 +269,10 @@ mod tests {
         let mut now = S;
         for pause in [1, 2, 4, 8, 16, 32, 64, 64] {
             fleet.failed_to_join("a", now);
-            assert!(fleet.starts(&BTreeMap::new(), 1, 0, now + S.mul_f64(f64::from(pause) - 0.5)).is_empty(), "{pause}");
+            assert!(
+                fleet.starts(&BTreeMap::new(), 1, 0, now + S.mul_f64(f64::from(pause) - 0.5)).is_empty(),
+                "{pause}"
+            );
             now += pause * S;
             assert_eq!(fleet.starts(&BTreeMap::new(), 1, 0, now), ["a"], "{pause}");
         }
