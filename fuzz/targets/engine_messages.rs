@@ -76,7 +76,7 @@ fn act(node: &mut Node, now: Duration) {
         for action in actions {
             match action {
                 Action::Run(agreed) => drop(fusion::batches(&agreed, Rules::default().fusion)),
-                Action::Asked => node.answer("fuzzing".into()),
+                Action::Asked => node.answer("fuzzing".into(), false),
                 Action::Silent(member, _) => node.lost(now, member, Error::peer_lost(member, "here", "silent")),
                 _ => {}
             }
