@@ -105,7 +105,7 @@ versions: wheel ## the same wheel with an old torch and an old TensorFlow, and w
 deep: ## longer fuzzing and race checking, jobs that fail in all ways, and Miri where a nightly toolchain is installed
 	fuzz/run 60
 	scripts/python_install new
-	.venv-test/bin/python python/tests/failing/jobs.py --runs 200
+	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
 	CORRO_TEST_SCHEDULES=300000 $(CARGO) test --release -p corro-transport -p corro-engine --test races
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
 		$(CARGO) +nightly miri test -p corro-transport ring; \

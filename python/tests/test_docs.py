@@ -11,11 +11,12 @@ from pathlib import Path
 
 import docs_pages
 import pytest
-from conftest import FRAMEWORK
 from docs_pages import Page
 
 from corro._command import program
 
+# As scripts/python_test sets it.
+FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 # A page without a framework is run once, with torch's environment.
 PAGES = [
     page for page in docs_pages.all_pages() if page.framework in {FRAMEWORK, "none" if FRAMEWORK == "torch" else ""}

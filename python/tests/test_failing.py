@@ -1,4 +1,4 @@
-"""Who is named when a rank fails: every way to die once. `failing/jobs.py` runs as many jobs as there is time for."""
+"""Who is named when a rank fails: every way to die once. `failing/failing_jobs.py` runs as many jobs as there is time for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corro._command import program
 
 FAILING = Path(__file__).parent / "failing"
 sys.path.insert(0, str(FAILING))
-from jobs import EXPECTED, LIMIT_SECONDS, MOMENTS, Run  # noqa: E402 - a neighbour of this file
+from failing_jobs import EXPECTED, LIMIT_SECONDS, MOMENTS, Run  # noqa: E402 - a neighbour of this file
 
 WAYS = sorted(EXPECTED)
 
