@@ -1,4 +1,4 @@
-"""Who is named when a rank fails: every way to die once. `failing/failing_jobs.py` runs as many jobs as there is time for."""
+"""Who is named when a rank fails: every way to die once. `failing/failing_jobs.py` runs as many jobs as one likes."""
 
 from __future__ import annotations
 
