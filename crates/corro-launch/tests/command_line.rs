@@ -105,7 +105,8 @@ fn bash_completes_flags_and_commands() {
     std::fs::write(&script, &ran.out).unwrap();
     let complete = |words: &str, at: usize| {
         let ask = format!(
-            "source {}; COMP_WORDS=({words}); COMP_CWORD={at}; _corro corro; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            "source {}; COMP_WORDS=({words}); COMP_CWORD={at}; \
+             _corro corro \"${{COMP_WORDS[{at}]}}\" \"${{COMP_WORDS[{at}-1]}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
             script.display()
         );
         let asked = Command::new("bash").args(["--norc", "-c", &ask]).output().unwrap();

@@ -41,9 +41,14 @@ impl Screen {
     }
 
     fn wait_for(&mut self, text: &str) {
+        self.wait_for_all(&[text]);
+    }
+
+    /// Waits for all of these, in any order.
+    fn wait_for_all(&mut self, texts: &[&str]) {
         let until = Instant::now() + HANG_LIMIT;
-        while !self.seen.contains(text) {
-            assert!(Instant::now() < until, "{text:?} never came: {:?}", self.seen);
+        while !texts.iter().all(|text| self.seen.contains(text)) {
+            assert!(Instant::now() < until, "{texts:?} never came: {:?}", self.seen);
             let mut bytes = [0; 4096];
             match self.master.read(&mut bytes) {
                 Ok(count) => self.seen.push_str(&String::from_utf8_lossy(&bytes[..count])),
@@ -51,7 +56,7 @@ impl Screen {
             }
         }
         // What comes next is waited for in what comes next.
-        let end = self.seen.find(text).unwrap() + text.len();
+        let end = texts.iter().map(|text| self.seen.find(text).unwrap() + text.len()).max().unwrap();
         self.seen.drain(..end);
     }
 
@@ -75,9 +80,8 @@ fn a_breakpoint_of_one_rank_works_on_this_terminal() {
     );
     let mut screen = Screen::new();
     let before = screen.modes();
-    let mut child = screen.start(&["-n", "2", "--debug", "1", &path]);
-    screen.wait_for("[0]<stdout>:done 0");
-    screen.wait_for("(Pdb) ");
+    let mut child = screen.start(&["-n", "2", "--debug", "1", "--color", "never", &path]);
+    screen.wait_for_all(&["[0]<stdout>:done 0", "(Pdb) "]);
     screen.type_in("print('answer', 6 * 7, rank)\r");
     screen.wait_for("answer 42 1");
     screen.wait_for("(Pdb) ");
@@ -88,17 +92,17 @@ fn a_breakpoint_of_one_rank_works_on_this_terminal() {
 }
 
 #[test]
-fn control_c_in_the_debugger_is_for_that_rank_alone() {
+fn control_c_is_for_the_rank_at_the_terminal_alone() {
     let folder = Folder::new("debug");
     let path = script(
         &folder,
-        "import os, time\nrank = int(os.environ['CORRO_RANK'])\nif rank == 0:\n    breakpoint()\n\
+        "import os, time\nrank = int(os.environ['CORRO_RANK'])\nif rank == 0:\n    input('ready? ')\n\
          print('sleeping', rank)\ntry:\n    time.sleep(1000 if rank == 0 else 0)\nexcept KeyboardInterrupt:\n    print('stopped', rank)\n",
     );
     let mut screen = Screen::new();
     let mut child = screen.start(&["-n", "2", "--debug", "0", "--no-prefix", &path]);
-    screen.wait_for("(Pdb) ");
-    screen.type_in("c\r");
+    screen.wait_for("ready? ");
+    screen.type_in("yes\r");
     screen.wait_for("sleeping 0");
     screen.type_in("\x03");
     screen.wait_for("stopped 0");

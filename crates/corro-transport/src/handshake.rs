@@ -33,7 +33,8 @@ pub const PROOF_BYTES: usize = SECRET_BYTES;
 pub const MAX_STREAMS: usize = 64;
 
 const MAGIC: [u8; 6] = *b"corro\n";
-const VERSION: u8 = 1;
+/// 2: control streams are sealed.
+const VERSION: u8 = 2;
 const ACCEPTED: u8 = 0xac;
 const LINK: u8 = 1;
 const STORE: u8 = 2;
