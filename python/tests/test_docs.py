@@ -93,7 +93,7 @@ def test_python(ranks: int, tmp_path: Path) -> None:
     scripts = []
     for page in PAGES:
         if page.ranks == ranks and (script := page.python()):
-            scripts.append(tmp_path / f"{page.path.stem}.py")
+            scripts.append(tmp_path / f"page_{page.path.stem}.py")
             scripts[-1].write_text(script)
     driver = tmp_path / "in_turn.py"
     driver.write_text(IN_TURN)

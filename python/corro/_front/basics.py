@@ -51,12 +51,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     ranks = _ranks_of(comm)
     last_words.listen(_when_it_fails, _at_exit)
     started = not _native.is_initialized()
-    if started:
-        while elastic_enabled() and _before_waiting:
-            _before_waiting.pop()()
-        _native.init()
-        if elastic_enabled():
-            _tell_environment()
+    while started and elastic_enabled() and _before_waiting:
+        _before_waiting.pop()()
+    # Does nothing the second time, but for a process that was forked from a rank: there it says so.
+    _native.init()
+    if started and elastic_enabled():
+        _tell_environment()
     if ranks and ranks != list(range(_native.size())):
         if started:
             shutdown()

@@ -134,8 +134,10 @@ def run(
         text, rank = failure
         culprit = _raised_on(results, rank)
         if culprit is not None:
-            # What the worker wrote last is that exception, which is shown in full.
-            text = f"{text.splitlines()[0]} ({_summary(culprit)})"
+            # What the worker wrote last (the indented lines) is that exception, which is shown in full.
+            first, *rest = text.split("\n")
+            kept = [line for line in rest if not line.startswith("    ")]
+            text = "\n".join([f"{first} ({_summary(culprit)})", *kept])
         raise JobFailed(f"corro.run failed: {text}", rank) from culprit
     return [cloudpickle.loads(result)[0] if result is not None else None for result in results]
 

@@ -73,7 +73,7 @@ def test_broadcast_of_optimizer_state_without_any():
     else:
         for p in net.parameters():
             p.grad = torch.zeros_like(p)
-        optimizer.synchronize()
+    optimizer.synchronize()
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert len(optimizer.state) == len(list(net.parameters()))
 
