@@ -14,7 +14,7 @@ pub fn run(bytes: &[u8]) {
     let Some((&kind, rest)) = bytes.split_first() else { return };
     let rules = Rules { start: 2, min: 1, supply: kind & 1 == 0, ..Rules::default() };
     let mut machine = Machine::new(rules, Duration::ZERO);
-    let mut member = Member::new(7, "a".into());
+    let mut member = Member::new(corro_membership::WorkerId(7), "a".into());
     for (at, piece) in rest.chunks(usize::from(kind) + 8).enumerate() {
         let now = Duration::from_millis(at as u64 * 700);
         if let Some(message) = hear::<ToDriver>(piece, MAX_TO_DRIVER) {
