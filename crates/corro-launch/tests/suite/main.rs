@@ -1,0 +1,9 @@
+//! The tests of this crate from outside, as one program: linking takes longer than compiling any of them.
+
+mod elastic;
+mod elastic_hosts;
+mod hosts;
+mod launch;
+mod library;
+mod other_launchers;
+mod support;
