@@ -11,7 +11,17 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
-FUZZ_SECONDS ?= 3
+FUZZ_SECONDS ?= 60
+# What CI compiles it compiles once: what cargo keeps to be quicker the next time costs time and gigabytes the first time.
+ifdef CI
+export CARGO_INCREMENTAL := 0
+endif
+# Programs that make files. All are built at once, with what the tests use: one alone would compile much of it anew.
+EXAMPLES = $${CARGO_TARGET_DIR:-target}/debug/examples
+# Where tests say how long each of them took.
+REPORTS = target/pytest-new.xml target/pytest-tf.xml
+# The wheel of the tests: for this machine, of the same build as the other tests.
+TEST_WHEEL = CORRO_GLIBC=here CORRO_PROFILE=dev scripts/wheel
 
 .PHONY: help demo test check lint audit unit python fuzz gen wheel wheel-aarch64 aarch64 docs versions bench deep clean
 
@@ -19,55 +29,58 @@ help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 demo: ## train on handwritten digits with PyTorch, on two processes
-	CORRO_GLIBC=here scripts/wheel
+	$(TEST_WHEEL)
 	scripts/python_install new
 	.venv-test/bin/corro run -np 2 examples/torch/digits.py
 
-test: lint unit python fuzz ## everything CI runs
-	@python3 scripts/slowest.py target/pytest-new.xml target/pytest-tf.xml
+test: lint unit python ## everything CI runs
+	@python3 scripts/slowest.py $(REPORTS)
 	@echo "make test: all passed"
 
 check: lint ## the fast part of the tests
 	$(CARGO) test --workspace --lib --bins
 
-lint: ## format, spelling, clippy, floors, circles, sizes, generated files
+lint: ## format, clippy, spelling, floors, circles, sizes, generated files
 	$(CARGO) fmt --all --check
 	scripts/spelling
-	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	python3 scripts/floors.py
 	python3 scripts/circles.py
 	python3 scripts/sizes.py
+	python3 scripts/one_build.py
 	python3 scripts/horovod_modules.py --check
-	$(CARGO) run --quiet -p corro-core --example environment_docs | diff -u docs/environment.md - \
+	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	$(CARGO) build --quiet --workspace --examples
+	$(EXAMPLES)/environment_docs | diff -u docs/environment.md - \
 		|| { echo "docs/environment.md is stale: run 'make gen'"; exit 1; }
-	$(CARGO) run --quiet -p corro-launch --example man_pages target/man
+	$(EXAMPLES)/man_pages target/man
 	diff -ru docs/man target/man || { echo "docs/man is stale: run 'make gen'"; exit 1; }
 	python3 scripts/audit.py --quick
 
 audit: ## licences and known weaknesses of what we depend on; needs their databases
 	python3 scripts/audit.py
 
-unit: ## unit, conformance, fault and process tests
+unit: ## unit, conformance, fault and process tests, and the examples in the documentation
 	scripts/mpi_env
 	$(CARGO) test --workspace
 
 python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow and Keras
-	CORRO_GLIBC=here scripts/wheel
+	$(TEST_WHEEL)
 	scripts/python_test new
-	$(CARGO) test --quiet -p corro-launch --test other_launchers -- --ignored torchrun
+	$(CARGO) test --quiet --workspace --test suite -- --ignored torchrun
 	scripts/python_test tf
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
 	scripts/wheel
 
-fuzz: ## every decoder, for FUZZ_SECONDS each
+fuzz: ## every decoder fed with new inputs, for FUZZ_SECONDS each
 	fuzz/run $(FUZZ_SECONDS)
 
 gen: ## remake generated files
-	$(CARGO) run --quiet -p corro-core --example environment_docs > docs/environment.md.new
+	$(CARGO) build --quiet --workspace --examples
+	$(EXAMPLES)/environment_docs > docs/environment.md.new
 	mv docs/environment.md.new docs/environment.md
-	$(CARGO) run --quiet -p corro-launch --example man_pages docs/man
-	$(CARGO) run --quiet -p corro-capi --example header > target/corro.h.new
+	$(EXAMPLES)/man_pages docs/man
+	$(EXAMPLES)/header > target/corro.h.new
 	mv target/corro.h.new crates/corro-capi/include/corro.h
 	python3 scripts/horovod_modules.py
 
@@ -102,10 +115,10 @@ versions: wheel ## the same wheel with an old torch and an old TensorFlow, and w
 	scripts/python_test tf-old
 	scripts/python_test 312
 
-deep: ## longer fuzzing and race checking, jobs that fail in all ways, and Miri where a nightly toolchain is installed
-	fuzz/run 60
+deep: fuzz audit ## longer: fuzzing, whole products, races, jobs that fail in all ways, and Miri where a nightly toolchain is installed
 	scripts/python_install new
 	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
+	CORRO_TEST_THOROUGH=1 $(CARGO) test --workspace --test suite conformance
 	CORRO_TEST_SCHEDULES=300000 $(CARGO) test --release -p corro-transport -p corro-engine --test races
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
 		$(CARGO) +nightly miri test -p corro-transport ring; \

@@ -22,7 +22,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS
 
 
 def run(size: int, backend: str, *command: str, **variables: str) -> str:
-    job = run_job(size, sys.executable, *command, KERAS_BACKEND=backend, **QUIET, **variables)
+    job = run_job(size, sys.executable, *command, timeout=580, KERAS_BACKEND=backend, **QUIET, **variables)
     if job.returncode:
         pytest.fail(f"{command} on {size} ranks:\n{job.stdout[-6000:]}\n{job.stderr[-6000:]}", pytrace=False)
     return job.stdout
@@ -37,10 +37,11 @@ def cases(size: int, backend: str, *files: str, **variables: str) -> None:
 CASES = ["keras_cases.py", "keras_clipping_cases.py", "keras_saving_cases.py", "keras_watching_cases.py"]
 
 
+# All files in one job: importing Keras and its backend takes longer than most of them.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("file", CASES)
-def test_cases_on_two_ranks(file: str, backend: str) -> None:
-    cases(2, backend, file)
+def test_cases_on_two_ranks(backend: str) -> None:
+    cases(2, backend, *CASES)
 
 
 def test_cases_alone() -> None:

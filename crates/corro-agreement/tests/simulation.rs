@@ -32,10 +32,8 @@ fn seeds(end: End, count: u64) -> impl Iterator<Item = u64> {
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "a knob of this test alone")]
 fn replay() {
-    let Ok(seed) = std::env::var("CORRO_SIM_SEED") else { return };
-    let seed: u64 = seed.parse().expect("CORRO_SIM_SEED is a number");
+    let Some(seed) = corro_testing::number("CORRO_SIM_SEED") else { return };
     let scenario = scenario(seed, End::of(seed));
     let Scenario { ranks, per_host, fan_out, sets, rules, deaths, freezes, stops, .. } = &scenario;
     println!("{ranks} ranks on hosts of {per_host}, fan-out {fan_out}, sets {sets:?}\n{rules:?}");

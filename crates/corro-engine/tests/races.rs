@@ -59,9 +59,8 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(move || model(), schedules(), 3);
 }
 
-#[expect(clippy::disallowed_methods, reason = "a knob of the tests, not of corro")]
 fn schedules() -> usize {
-    std::env::var("CORRO_TEST_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(3000)
+    corro_testing::number("CORRO_TEST_SCHEDULES").map_or(3000, |n| n as usize)
 }
 
 fn ticket(promise: &Arc<Promise>) -> Ticket {

@@ -7,7 +7,8 @@ mod model;
 
 use corro_core::{DType, ReduceOp};
 use corro_kernels::InstructionSet;
-use model::{Random, assert_same};
+use corro_testing::Random;
+use model::assert_same;
 use proptest::prelude::*;
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
@@ -33,9 +34,9 @@ fn factors(dtype: DType) -> &'static [f64] {
 
 #[test]
 fn scalar_reductions_follow_the_model() {
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for dtype in DType::ALL {
-        let sources: Vec<Vec<u8>> = (0..9).map(|_| random.elements(dtype, 333)).collect();
+        let sources: Vec<Vec<u8>> = (0..9).map(|_| model::elements(&mut random, dtype, 333)).collect();
         for op in OPS {
             for k in SOURCES {
                 let srcs: Vec<&[u8]> = sources[..k].iter().map(Vec::as_slice).collect();
@@ -53,10 +54,10 @@ fn scalar_reductions_follow_the_model() {
 
 #[test]
 fn all_instruction_sets_reduce_alike_at_any_length_and_alignment() {
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     for dtype in DType::ALL {
         let size = dtype.size();
-        let sources: Vec<Vec<u8>> = (0..9).map(|_| random.elements(dtype, 1024)).collect();
+        let sources: Vec<Vec<u8>> = (0..9).map(|_| model::elements(&mut random, dtype, 1024)).collect();
         // The same elements, from every start.
         let shifted: Vec<Vec<Vec<u8>>> =
             OFFSETS.map(|offset| sources.iter().map(|s| [&vec![0; offset], &s[..]].concat()).collect()).into();
@@ -95,11 +96,11 @@ fn all_instruction_sets_reduce_alike_at_any_length_and_alignment() {
 
 #[test]
 fn the_destination_may_be_any_one_of_the_sources() {
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     for isa in InstructionSet::available() {
         for dtype in DType::ALL {
             let count = 203;
-            let sources: Vec<Vec<u8>> = (0..4).map(|_| random.elements(dtype, count)).collect();
+            let sources: Vec<Vec<u8>> = (0..4).map(|_| model::elements(&mut random, dtype, count)).collect();
             for op in OPS {
                 let srcs: Vec<&[u8]> = sources.iter().map(Vec::as_slice).collect();
                 let mut expected = vec![0; count * dtype.size()];
@@ -126,11 +127,11 @@ fn the_destination_may_be_any_one_of_the_sources() {
 
 #[test]
 fn scaling_is_a_reduction_of_one() {
-    let mut random = Random(4);
+    let mut random = Random::new(4);
     for isa in InstructionSet::available() {
         for dtype in DType::ALL {
             for &factor in factors(dtype) {
-                let data = random.elements(dtype, 301);
+                let data = model::elements(&mut random, dtype, 301);
                 let mut found = data.clone();
                 isa.scale(dtype, &mut found, factor);
                 let expected: Vec<u8> =
@@ -143,10 +144,10 @@ fn scaling_is_a_reduction_of_one() {
 
 #[test]
 fn casts_follow_the_model_on_all_instruction_sets() {
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     for from in DType::ALL {
         let count = 700;
-        let src = random.elements(from, count);
+        let src = model::elements(&mut random, from, count);
         for to in DType::ALL {
             let expected: Vec<u8> = (0..count).flat_map(|i| model::cast(to, model::get(from, &src, i))).collect();
             for isa in InstructionSet::available() {
@@ -189,8 +190,8 @@ fn rounding_to_16_bits_is_to_nearest_even() {
             let middle = (f64::midpoint(a, b) as f32).to_bits();
             values.extend([middle.wrapping_sub(1), middle, middle.wrapping_add(1)].map(f32::from_bits));
         }
-        let mut random = Random(6);
-        values.extend((0..100_000).map(|_| f32::from_bits(random.next() as u32)));
+        let mut random = Random::new(6);
+        values.extend((0..100_000).map(|_| f32::from_bits(random.number() as u32)));
         let src: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
         let expected: Vec<u8> = values
             .iter()
@@ -219,12 +220,12 @@ fn to_f32(dtype: DType, bits: u16) -> f32 {
 
 #[test]
 fn dot_products_are_the_same_bits_everywhere_and_about_right() {
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
         for count in LENGTHS {
             let mut vector = || -> Vec<u8> {
                 (0..count)
-                    .flat_map(|_| model::cast(dtype, model::Value::Float(f64::from(random.next() as i32) / 1e9)))
+                    .flat_map(|_| model::cast(dtype, model::Value::Float(f64::from(random.number() as i32) / 1e9)))
                     .collect()
             };
             let (a, b) = (vector(), vector());
@@ -255,10 +256,10 @@ fn dot_products_are_the_same_bits_everywhere_and_about_right() {
 
 #[test]
 fn combining_is_two_products_and_a_sum_in_the_type_computed_in() {
-    let mut random = Random(8);
+    let mut random = Random::new(8);
     let (ca, cb) = (0.7, -1.0 / 3.0);
     for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
-        let (a, b) = (random.elements(dtype, 1023), random.elements(dtype, 1023));
+        let (a, b) = (model::elements(&mut random, dtype, 1023), model::elements(&mut random, dtype, 1023));
         let expected: Vec<u8> = (0..1023)
             .flat_map(|i| {
                 let (model::Value::Float(x), model::Value::Float(y)) =
@@ -369,7 +370,7 @@ proptest! {
 
 #[test]
 fn exactly_what_is_asked_for_is_streamed() {
-    let source = Random(9).elements(DType::U8, 5000);
+    let source = model::elements(&mut Random::new(9), DType::U8, 5000);
     for len in [0, 1, 63, 64, 65, 127, 128, 300, 4096, 4900] {
         for from in [0, 1, 32, 63] {
             for to in [0, 1, 31, 64] {

@@ -3,13 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use corro_membership::simulator;
+use corro_testing::number;
 
 const RUNS: u64 = 12_000;
-
-#[expect(clippy::disallowed_methods, reason = "which seed to replay is no knob of ours")]
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
 
 #[test]
 fn elastic_jobs_survive_a_world_that_goes_wrong() {

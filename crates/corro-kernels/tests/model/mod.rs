@@ -2,6 +2,7 @@
 //! `i128`. The scalar kernels are compared with it, and the others with the scalar ones, in `agreement.rs`.
 
 use corro_core::{DType, ReduceOp};
+use corro_testing::Random;
 use half::{bf16, f16};
 
 /// One element, as wide as it gets.
@@ -161,57 +162,43 @@ pub(crate) fn assert_same(dtype: DType, found: &[u8], expected: &[u8], what: imp
     }
 }
 
-/// Numbers that look random, the same in every run.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        // Weyl sequence with a mixer (splitmix64).
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+/// Elements of which about a third is special (zeros, NaN, infinities, extremes, subnormals), a third of moderate size,
+/// and a third any bits at all.
+pub(crate) fn elements(random: &mut Random, dtype: DType, count: usize) -> Vec<u8> {
+    let special: &[f64] = &[
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f64::NAN,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        65504.0,
+        65520.0,
+        -65519.0,
+        6e-8,
+        3e-8,
+        6.1e-5,
+        f32::MAX.into(),
+        f32::MIN_POSITIVE.into(),
+        -1e-45,
+        f64::MAX,
+        f64::MIN_POSITIVE,
+        5e-324,
+        1e-40,
+    ];
+    let mut all = Vec::with_capacity(count * dtype.size());
+    for _ in 0..count {
+        let (kind, bits) = (random.number() % 3, random.number());
+        let any = bits.to_le_bytes()[..dtype.size()].to_vec();
+        let (low, high) = if dtype.is_float() { (0, 0) } else { bounds(dtype) };
+        all.extend(match (kind, dtype.is_float()) {
+            (0, true) => bytes(dtype, Value::Float(special[bits as usize % special.len()])),
+            (1, true) => bytes(dtype, Value::Float(f64::from(bits as i32) / f64::from(1 << 28))),
+            (0, false) => bytes(dtype, Value::Int([low, high, 0, 1, high - 1, low + 1][bits as usize % 6])),
+            (1, false) => bytes(dtype, Value::Int(wrap(dtype, i128::from(bits % 21) - 10))),
+            _ => any,
+        });
     }
-
-    /// Elements of which about a third is special (zeros, NaN, infinities, extremes, subnormals), a third of moderate size,
-    /// and a third any bits at all.
-    pub(crate) fn elements(&mut self, dtype: DType, count: usize) -> Vec<u8> {
-        let special: &[f64] = &[
-            0.0,
-            -0.0,
-            1.0,
-            -1.0,
-            f64::NAN,
-            f64::INFINITY,
-            f64::NEG_INFINITY,
-            65504.0,
-            65520.0,
-            -65519.0,
-            6e-8,
-            3e-8,
-            6.1e-5,
-            f32::MAX.into(),
-            f32::MIN_POSITIVE.into(),
-            -1e-45,
-            f64::MAX,
-            f64::MIN_POSITIVE,
-            5e-324,
-            1e-40,
-        ];
-        let mut all = Vec::with_capacity(count * dtype.size());
-        for _ in 0..count {
-            let (kind, bits) = (self.next() % 3, self.next());
-            let any = bits.to_le_bytes()[..dtype.size()].to_vec();
-            let (low, high) = if dtype.is_float() { (0, 0) } else { bounds(dtype) };
-            all.extend(match (kind, dtype.is_float()) {
-                (0, true) => bytes(dtype, Value::Float(special[bits as usize % special.len()])),
-                (1, true) => bytes(dtype, Value::Float(f64::from(bits as i32) / f64::from(1 << 28))),
-                (0, false) => bytes(dtype, Value::Int([low, high, 0, 1, high - 1, low + 1][bits as usize % 6])),
-                (1, false) => bytes(dtype, Value::Int(wrap(dtype, i128::from(bits % 21) - 10))),
-                _ => any,
-            });
-        }
-        all
-    }
+    all
 }

@@ -1,0 +1,140 @@
+//! The command line as a new user meets it: scripts, filters, words about what has no effect, completion.
+
+use std::process::Command;
+
+use crate::support::{self, Folder, Ran, Running, corro, run, run_command};
+
+fn corro_with(words: &[&str]) -> Ran {
+    let mut command = Command::new(corro());
+    support::clean(&mut command);
+    Running::start(command.args(words)).end()
+}
+
+fn script(folder: &Folder, text: &str) -> String {
+    let path = folder.join("train.py");
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn a_python_file_is_run_by_python() {
+    let folder = Folder::new("script");
+    let path = script(&folder, "import os, sys; print('rank', os.environ['CORRO_RANK'], sys.argv[1:])\n");
+    let ran = run(&["-n", "2", &path, "--lr", "0.1"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for rank in 0..2 {
+        assert!(ran.out.contains(&format!("[{rank}]<stdout>:rank {rank} ['--lr', '0.1']\n")), "{ran:?}");
+    }
+}
+
+#[test]
+fn ranks_can_be_chosen_and_shown_plainly() {
+    let words = ["sh", "-c", "echo rank $CORRO_RANK; echo err $CORRO_RANK >&2"];
+    let ran = run(&[&["-n", "3", "--ranks", "1", "--no-prefix"][..], &words].concat());
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "rank 1\n"), "{ran:?}");
+    assert!(ran.err.contains("err 1\n") && !ran.err.contains("err 0"), "{ran:?}");
+    // Who fails is shown, wanted or not.
+    let ran =
+        run(&["-n", "2", "--ranks", "0", "sh", "-c", "[ $CORRO_RANK = 0 ] || { echo why >&2; exit 3; }; sleep 60"]);
+    assert!(ran.code == Some(3) && ran.err.contains("    why\n"), "{ran:?}");
+    let ran = run(&["-n", "2", "--ranks", "5", "true"]);
+    assert!(ran.code == Some(2) && ran.err.contains("this job has ranks 0 to 1"), "{ran:?}");
+}
+
+#[test]
+fn what_does_nothing_is_said_once() {
+    let words =
+        ["-n", "2", "--num-nccl-streams", "2", "--tcp", "sh", "-c", "echo [$HOROVOD_NUM_NCCL_STREAMS] $CORRO_REPORTED"];
+    let mut command = run_command(&words);
+    command.env("HOROVOD_CYCEL_TIME", "3").env("HOROVOD_AUTOTUNE", "ture").env("HOROVOD_WITH_PYTORCH", "1");
+    let ran = Running::start(&mut command).end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for text in [
+        "corro run: --num-nccl-streams has no effect: Corro does not use NCCL\n",
+        "corro run: --tcp has no effect on Corro",
+        "corro run: HOROVOD_CYCEL_TIME is set, but Corro knows no such variable (did you mean HOROVOD_CYCLE_TIME?)\n",
+        "corro run: HOROVOD_AUTOTUNE is \"ture\", which is not 1 or 0; the default is 0\n",
+    ] {
+        assert_eq!(ran.err.matches(text).count(), 1, "{text} in {ran:?}");
+    }
+    assert!(!ran.err.contains("PYTORCH"), "{ran:?}");
+    assert!(ran.out.contains("[0]<stdout>:[] HOROVOD_AUTOTUNE,HOROVOD_CYCEL_TIME\n"), "{ran:?}");
+}
+
+#[test]
+fn the_log_is_as_loud_as_asked_and_on_standard_error() {
+    let quiet = run(&["-n", "1", "true"]);
+    assert!(!quiet.err.contains("rendezvous store"), "{quiet:?}");
+    let loud = run(&["-n", "1", "--log-level", "debug", "true"]);
+    assert!(loud.err.contains("] [launcher]: the rendezvous store is listening, address 127.0.0.1:"), "{loud:?}");
+    assert_eq!(loud.out, "", "{loud:?}");
+    assert!(!loud.err.contains('\x1b'), "no colours in a pipe: {loud:?}");
+}
+
+#[test]
+fn help_and_wrong_commands() {
+    for words in [&["help", "run"][..], &["run", "--help"]] {
+        let ran = corro_with(words);
+        assert!(
+            ran.code == Some(0) && ran.out.contains("--num-proc") && ran.out.contains("corro run -np N"),
+            "{ran:?}"
+        );
+    }
+    assert!(corro_with(&["help"]).out.contains("completion"));
+    for (words, text) in [
+        (&["train"][..], "\"train\" is not a command; known: run, doctor, completion, help"),
+        (&["-np", "2"], "write `corro run`"),
+        (&["help", "nothing"], "\"nothing\" is not a command"),
+        (&["completion", "tcsh"], "bash, zsh, fish"),
+        (&["completion"], "required"),
+    ] {
+        let ran = corro_with(words);
+        assert!(ran.code == Some(2) && ran.err.contains(text), "{words:?}: {ran:?}");
+    }
+}
+
+/// What a shell makes of the script, with the words of a user in front of the cursor.
+#[test]
+fn bash_completes_flags_and_commands() {
+    let ran = corro_with(&["completion", "bash"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let folder = Folder::new("completion");
+    let script = folder.join("corro.bash");
+    std::fs::write(&script, &ran.out).unwrap();
+    let complete = |words: &str, at: usize| {
+        let ask = format!(
+            "source {}; COMP_WORDS=({words}); COMP_CWORD={at}; \
+             _corro corro \"${{COMP_WORDS[{at}]}}\" \"${{COMP_WORDS[{at}-1]}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            script.display()
+        );
+        let asked = Command::new("bash").args(["--norc", "-c", &ask]).output().unwrap();
+        assert!(asked.status.success(), "{asked:?}");
+        String::from_utf8(asked.stdout).unwrap()
+    };
+    assert_eq!(complete("corro do", 1), "doctor\n");
+    assert!(complete("corro run --num", 2).contains("--num-proc\n"));
+    assert!(complete("corro run --color ''", 3).contains("always"));
+    for shell in ["zsh", "fish"] {
+        assert_eq!(corro_with(&["completion", shell]).code, Some(0));
+    }
+}
+
+#[test]
+fn ranks_of_a_host_share_its_cores() {
+    let show = "echo omp=$OMP_NUM_THREADS mkl=$MKL_NUM_THREADS tf=$TF_NUM_INTRAOP_THREADS";
+    let start = |ranks: &str, set: Option<&str>| {
+        let mut command = run_command(&["-n", ranks, "sh", "-c", show]);
+        command.env_remove("OMP_NUM_THREADS").env_remove("MKL_NUM_THREADS").env_remove("TF_NUM_INTRAOP_THREADS");
+        command.envs(set.map(|threads| ("OMP_NUM_THREADS", threads)));
+        Running::start(&mut command).end()
+    };
+    // More ranks than cores: one thread each, whatever the machine.
+    let many = (corro_transport::cores::usable() + 1).to_string();
+    let ran = start(&many, None);
+    assert_eq!(ran.out.matches("omp=1 mkl=1 tf=1\n").count(), many.parse::<usize>().unwrap(), "{ran:?}");
+    assert_eq!(ran.err.matches("so each computes with 1 thread (OMP_NUM_THREADS").count(), 1, "said once: {ran:?}");
+    let ran = start(&many, Some("7"));
+    assert!(ran.out.contains("omp=7 mkl= tf=1\n") && !ran.err.contains("computes with"), "{ran:?}");
+    let ran = start("1", None);
+    assert!(ran.out.contains("omp= mkl= tf=\n") && !ran.err.contains("computes with"), "{ran:?}");
+}

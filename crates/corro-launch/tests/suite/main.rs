@@ -1,0 +1,11 @@
+//! The tests of this crate from outside, as one program: linking takes longer than compiling any of them.
+
+mod command_line;
+mod debug;
+mod elastic;
+mod elastic_hosts;
+mod hosts;
+mod launch;
+mod library;
+mod other_launchers;
+mod support;

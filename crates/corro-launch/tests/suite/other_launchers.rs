@@ -1,0 +1,182 @@
+//! Ranks that other launchers start: the real mpiexec of Open MPI and of MPICH, and torchrun.
+//!
+//! `scripts/mpi_env` installs the two mpiexec into `.venv-mpi` (`make unit` calls it), `scripts/python_env` installs torch
+//! into `.venv-test` (`make python`, which also runs the test of torchrun). A plain `cargo test` in a fresh clone has
+//! neither, and says so; in CI, and where the folder is there, a program that is missing is a failure.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support;
+use crate::support::{Folder, Ran, Running, skip, training};
+
+fn mpiexec(test: &str, kind: &str) -> Option<PathBuf> {
+    let folder = checkout().join(".venv-mpi");
+    let found = folder.join(kind).join("bin/mpiexec");
+    if found.exists() {
+        return Some(found);
+    }
+    let why = format!(".venv-mpi/{kind}/bin/mpiexec is not there: run scripts/mpi_env");
+    assert!(!in_ci() && !folder.exists(), "{test}: {why}");
+    skip(test, &why);
+    None
+}
+
+fn checkout() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+#[expect(clippy::disallowed_methods, reason = "what runs the tests is no knob of ours")]
+fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| !["", "0", "false"].contains(&value.as_str()))
+}
+
+fn start(program: &Path, words: &[&str], variables: &[(&str, &str)]) -> (Ran, Folder) {
+    let folder = Folder::new("meet");
+    let mut command = Command::new(program);
+    support::clean(&mut command);
+    for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+        command.env_remove(name);
+    }
+    command.args(words).args([training(), "--steps", "40"]).env("XDG_RUNTIME_DIR", folder.path());
+    (Running::start(command.envs(variables.iter().copied())).end(), folder)
+}
+
+fn assert_trained(ran: &Ran, folder: &Folder, ranks: usize) {
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.out.contains(&format!("{ranks} ranks: accuracy")), "{ran:?}");
+    // `ranks` stays: it is empty, and all jobs of the user lock their places in it.
+    let left = std::fs::read_dir(folder.join("corro")).into_iter().flatten().flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name()).filter(|name| name != "ranks").collect();
+    assert!(left.is_empty(), "word that was left must be gone: {left:?}");
+}
+
+#[test]
+fn open_mpi() {
+    let Some(mpiexec) = mpiexec("open_mpi", "openmpi") else { return };
+    let root = [("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")];
+    let (ran, folder) = start(&mpiexec, &["--oversubscribe", "-n", "4"], &root);
+    assert_trained(&ran, &folder, 4);
+}
+
+#[test]
+fn mpich() {
+    let Some(mpiexec) = mpiexec("mpich", "mpich") else { return };
+    let (ran, folder) = start(&mpiexec, &["-n", "4"], &[]);
+    assert_trained(&ran, &folder, 4);
+    // Through a shell as well, as job scripts do.
+    let (ran, folder) = start(&mpiexec, &["-n", "3", "sh", "-c", "\"$0\" \"$@\"; exit $?"], &[]);
+    assert_trained(&ran, &folder, 3);
+}
+
+#[test]
+#[ignore = "needs torch: `make python` runs it"]
+fn torchrun() {
+    let torchrun = checkout().join(".venv-test/bin/torchrun");
+    assert!(torchrun.exists(), "{} is not there: run scripts/python_env", torchrun.display());
+    let words = ["--nproc-per-node", "3", "--no-python"];
+    let (ran, folder) = start(&torchrun, &words, &[]);
+    assert_trained(&ran, &folder, 3);
+    // With a secret given, the ranks meet beside torchrun's own port.
+    let (ran, folder) = start(&torchrun, &words, &[("CORRO_SECRET", &"5a".repeat(32))]);
+    assert_trained(&ran, &folder, 3);
+}
+
+/// Ranks by hand, as Kubernetes or a batch system would start them.
+fn by_hand(variables: impl Fn(usize) -> Vec<(String, String)>) -> Vec<Ran> {
+    let running: Vec<Running> = (0..2)
+        .map(|rank| {
+            let mut command = Command::new(training());
+            support::clean(&mut command);
+            Running::start(command.args(["--steps", "40"]).envs(variables(rank)))
+        })
+        .collect();
+    running.into_iter().map(Running::end).collect()
+}
+
+fn variables(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect()
+}
+
+#[test]
+fn slurm_kubernetes_and_jsrun_by_their_variables() {
+    let folder = Folder::new("home");
+    let home = folder.path().to_str().unwrap();
+    let job = std::process::id().to_string();
+    let slurm = |rank: usize| {
+        variables(&[
+            ("SLURM_PROCID", &rank.to_string()),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_JOB_ID", &job),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_JOB_NUM_NODES", "2"),
+            ("HOME", home),
+        ])
+    };
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let kubernetes = |rank: usize| {
+        variables(&[
+            ("JOB_COMPLETION_INDEX", &rank.to_string()),
+            ("CORRO_SIZE", "2"),
+            ("CORRO_SECRET", &"ab".repeat(32)),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", &port),
+        ])
+    };
+    let jsrun = |rank: usize| {
+        variables(&[
+            ("JSM_NAMESPACE_RANK", &rank.to_string()),
+            ("JSM_NAMESPACE_SIZE", "2"),
+            ("JSM_NAMESPACE_LOCAL_SIZE", "1"),
+            ("JSM_NAMESPACE_ID", "1"),
+            ("LSB_JOBID", &job),
+            ("HOME", home),
+        ])
+    };
+    for ran in [by_hand(slurm), by_hand(kubernetes), by_hand(jsrun)].into_iter().flatten() {
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    }
+    assert_eq!(std::fs::read_dir(folder.join(".corro/meet")).unwrap().count(), 0);
+}
+
+#[test]
+fn without_a_way_to_meet_it_is_said_what_to_set() {
+    let mut command = Command::new(training());
+    support::clean(&mut command);
+    let ran = Running::start(command.env("CORRO_RANK", "1").env("CORRO_SIZE", "2")).end();
+    assert!(ran.code == Some(1) && ran.err.contains("corro run") && ran.err.contains("CORRO_SECRET"), "{ran:?}");
+    let mut command = Command::new(training());
+    support::clean(&mut command);
+    let taken = std::net::TcpListener::bind("[::]:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let master = [
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "localhost"),
+        ("CORRO_RENDEZVOUS_PORT", &port.to_string()),
+    ];
+    command.envs(master).env("MASTER_PORT", "1").env("CORRO_SECRET", "ab".repeat(32));
+    let ran = Running::start(&mut command).end();
+    assert!(ran.code == Some(1) && ran.err.contains(&port.to_string()) && ran.err.contains("another job"), "{ran:?}");
+}
+
+#[test]
+fn in_a_job_of_lsf_it_is_known_how_many_and_where() {
+    let folder = Folder::new("lsf");
+    let list = folder.join("hosts");
+    std::fs::write(&list, "localhost\nlocalhost\nlocalhost\n").unwrap();
+    let run = |words: &[&str], name: &str, value: &str| {
+        Running::start(support::run_command(words).env("LSB_JOBID", "1").env(name, value)).end()
+    };
+    let script = ["sh", "-c", "echo rank $CORRO_RANK of $CORRO_SIZE"];
+    let ran = run(&script, "LSB_MCPU_HOSTS", "localhost 2");
+    assert!(ran.code == Some(0) && ran.out.contains("rank 1 of 2"), "{ran:?}");
+    let ran = run(&script, "LSB_DJOB_HOSTFILE", list.to_str().unwrap());
+    assert!(ran.code == Some(0) && ran.out.contains("rank 2 of 3"), "{ran:?}");
+    let ran = run(&["-np", "3", "true"], "LSB_MCPU_HOSTS", "localhost 2");
+    assert!(ran.code == Some(2) && ran.err.contains("more processes (3)"), "{ran:?}");
+    let ran = run(&["-np", "1", "--jsrun", "true"], "LSB_MCPU_HOSTS", "localhost 2");
+    assert!(ran.code == Some(0) && ran.err.contains("jsrun"), "{ran:?}");
+    let ran = run(&["true"], "LSB_MCPU_HOSTS", "localhost");
+    assert!(ran.code == Some(2) && ran.err.contains("LSB_MCPU_HOSTS"), "{ran:?}");
+}

@@ -1,0 +1,21 @@
+//! What the tests of several crates share. Only ever a dev-dependency: `scripts/floors.py` sees to that.
+//!
+//! - [`Random`]: numbers that look random, the same for the same seed on every machine.
+//! - [`pairs`]: few cases that still have every pair of values, in place of a full product.
+//! - [`job`]: ranks as real processes, started from the test program itself.
+//! - [`wait_until`], [`Folder`], [`number`], [`thorough`], [`skip`]: waiting with a limit, scratch folders, the knobs of tests.
+//!
+//! Nothing in here knows the engine or the launcher: what only one crate's tests need stays with them.
+
+mod folder;
+pub mod job;
+mod knobs;
+mod pairs;
+mod random;
+mod waiting;
+
+pub use folder::Folder;
+pub use knobs::{number, skip, thorough};
+pub use pairs::pairs;
+pub use random::Random;
+pub use waiting::wait_until;
