@@ -12,6 +12,7 @@ SHELL := /bin/bash
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 60
+RUNS ?= 10
 # What CI compiles it compiles once: what cargo keeps to be quicker the next time costs time and gigabytes the first time.
 ifdef CI
 export CARGO_INCREMENTAL := 0
@@ -19,11 +20,11 @@ endif
 # Programs that make files. All are built at once, with what the tests use: one alone would compile much of it anew.
 EXAMPLES = $${CARGO_TARGET_DIR:-target}/debug/examples
 # Where tests say how long each of them took.
-REPORTS = target/pytest-new.xml target/pytest-tf.xml
+REPORTS = target/nextest/default/junit.xml target/pytest-new.xml target/pytest-tf.xml
 # The wheel of the tests: for this machine, of the same build as the other tests.
 TEST_WHEEL = CORRO_GLIBC=here CORRO_PROFILE=dev scripts/wheel
 
-.PHONY: help demo test check lint audit unit python fuzz gen wheel wheel-aarch64 aarch64 docs versions bench deep clean
+.PHONY: help demo test check lint audit unit python fuzz gen wheel wheel-aarch64 aarch64 docs versions bench flaky sanitize deep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -38,9 +39,9 @@ test: lint unit python ## everything CI runs
 	@echo "make test: all passed"
 
 check: lint ## the fast part of the tests
-	$(CARGO) test --workspace --lib --bins
+	scripts/rust_test --lib --bins
 
-lint: ## format, clippy, spelling, floors, circles, sizes, generated files
+lint: ## format, clippy, documentation, spelling, floors, circles, sizes, generated files
 	$(CARGO) fmt --all --check
 	scripts/spelling
 	python3 scripts/floors.py
@@ -49,6 +50,7 @@ lint: ## format, clippy, spelling, floors, circles, sizes, generated files
 	python3 scripts/one_build.py
 	python3 scripts/horovod_modules.py --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 	$(CARGO) build --quiet --workspace --examples
 	$(EXAMPLES)/environment_docs | diff -u docs/environment.md - \
 		|| { echo "docs/environment.md is stale: run 'make gen'"; exit 1; }
@@ -61,12 +63,13 @@ audit: ## licences and known weaknesses of what we depend on; needs their databa
 
 unit: ## unit, conformance, fault and process tests, and the examples in the documentation
 	scripts/mpi_env
-	$(CARGO) test --workspace
+	scripts/rust_test
+	$(CARGO) test --workspace --doc --quiet
 
 python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow and Keras
 	$(TEST_WHEEL)
 	scripts/python_test new
-	$(CARGO) test --quiet --workspace --test suite -- --ignored torchrun
+	scripts/rust_test --profile with-python --run-ignored only -E 'test(torchrun)'
 	scripts/python_test tf
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
@@ -74,6 +77,13 @@ wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
 
 fuzz: ## every decoder fed with new inputs, for FUZZ_SECONDS each
 	fuzz/run $(FUZZ_SECONDS)
+
+flaky: ## all tests RUNS times beside four busy processes: how often what fails; WHAT="rust torch tensorflow"
+	python3 scripts/flaky.py --runs $(RUNS) $(WHAT)
+
+sanitize: ## the crates that move bytes, every access to memory checked
+	scripts/sanitize address
+	scripts/sanitize thread
 
 gen: ## remake generated files
 	$(CARGO) build --quiet --workspace --examples
@@ -115,11 +125,11 @@ versions: wheel ## the same wheel with an old torch and an old TensorFlow, and w
 	scripts/python_test tf-old
 	scripts/python_test 312
 
-deep: fuzz audit ## longer: fuzzing, whole products, races, jobs that fail in all ways, and Miri where a nightly toolchain is installed
+deep: fuzz sanitize audit ## longer: fuzzing, sanitizers, whole products, races, jobs that fail in all ways, and Miri where a nightly toolchain is installed
 	scripts/python_install new
 	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
-	CORRO_TEST_THOROUGH=1 $(CARGO) test --workspace --test suite conformance
-	CORRO_TEST_SCHEDULES=300000 $(CARGO) test --release -p corro-transport -p corro-engine --test races
+	CORRO_TEST_THOROUGH=1 scripts/rust_test -E 'test(conformance)'
+	CORRO_TEST_SCHEDULES=300000 scripts/rust_test --cargo-profile release -E 'binary(races)'
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
 		$(CARGO) +nightly miri test -p corro-transport ring; \
 	else echo "make deep: Miri is not installed, left out"; fi

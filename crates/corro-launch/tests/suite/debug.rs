@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::support::{Folder, HANG_LIMIT, run, run_command};
+use crate::support::{self, Folder, HANG_LIMIT, run, run_command};
 
 fn script(folder: &Folder, text: &str) -> String {
     let path = folder.join("train.py");
