@@ -20,7 +20,7 @@ endif
 # Programs that make files. All are built at once, with what the tests use: one alone would compile much of it anew.
 EXAMPLES = $${CARGO_TARGET_DIR:-target}/debug/examples
 # Where tests say how long each of them took.
-REPORTS = target/nextest/default/junit.xml target/pytest-new.xml target/pytest-tf.xml
+REPORTS = target/rust-tests.xml target/pytest-new.xml target/pytest-tf.xml
 # The wheel of the tests: for this machine, of the same build as the other tests.
 TEST_WHEEL = CORRO_GLIBC=here CORRO_PROFILE=dev scripts/wheel
 
@@ -39,7 +39,7 @@ test: lint unit python ## everything CI runs
 	@echo "make test: all passed"
 
 check: lint ## the fast part of the tests
-	scripts/rust_test --lib --bins
+	python3 scripts/rust_test.py -- --lib --bins
 
 lint: ## format, clippy, documentation, spelling, floors, circles, sizes, generated files
 	$(CARGO) fmt --all --check
@@ -63,13 +63,13 @@ audit: ## licences and known weaknesses of what we depend on; needs their databa
 
 unit: ## unit, conformance, fault and process tests, and the examples in the documentation
 	scripts/mpi_env
-	scripts/rust_test
+	python3 scripts/rust_test.py
 	$(CARGO) test --workspace --doc --quiet
 
 python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow and Keras
 	$(TEST_WHEEL)
 	scripts/python_test new
-	scripts/rust_test --profile with-python --run-ignored only -E 'test(torchrun)'
+	python3 scripts/rust_test.py --report target/rust-tests-torch.xml -p corro-launch --ignored torchrun
 	scripts/python_test tf
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
@@ -128,8 +128,8 @@ versions: wheel ## the same wheel with an old torch and an old TensorFlow, and w
 deep: fuzz sanitize audit ## longer: fuzzing, sanitizers, whole products, races, jobs that fail in all ways, and Miri where a nightly toolchain is installed
 	scripts/python_install new
 	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
-	CORRO_TEST_THOROUGH=1 scripts/rust_test -E 'test(conformance)'
-	CORRO_TEST_SCHEDULES=300000 scripts/rust_test --cargo-profile release -E 'binary(races)'
+	CORRO_TEST_THOROUGH=1 python3 scripts/rust_test.py conformance
+	CORRO_TEST_SCHEDULES=300000 python3 scripts/rust_test.py /races -- --release
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
 		$(CARGO) +nightly miri test -p corro-transport ring; \
 	else echo "make deep: Miri is not installed, left out"; fi

@@ -39,7 +39,7 @@ def load(processes: int) -> Iterator[None]:
 def prepare(what: list[str]) -> None:
     if "rust" in what:
         subprocess.run(["scripts/mpi_env"], cwd=ROOT, check=True)
-        subprocess.run(["scripts/rust_test", "--no-run"], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "scripts/rust_test.py", "--build"], cwd=ROOT, check=True)
     if FRAMEWORKS.keys() & {*what}:
         subprocess.run(
             ["scripts/wheel"], cwd=ROOT, check=True, env=os.environ | {"CORRO_GLIBC": "here", "CORRO_PROFILE": "dev"}
@@ -52,16 +52,12 @@ def run(what: str, number: int) -> Path:
     """One run; where its report is. That it fails is no news here."""
     log, report = REPORTS / f"{what}-{number}.log", REPORTS / f"{what}-{number}.xml"
     if what == "rust":
-        command, env = ["scripts/rust_test"], {}
+        command, env = [sys.executable, "scripts/rust_test.py", "--report", str(report)], {}
     else:
         command = ["scripts/python_test", "--only-tests", FRAMEWORKS[what]]
         env = {"CORRO_TEST_REPORT": str(report)}
     with log.open("w") as output:
         subprocess.run(command, cwd=ROOT, check=False, stdout=output, stderr=subprocess.STDOUT, env=os.environ | env)
-    if what == "rust":
-        written = ROOT / "target" / "nextest" / "default" / "junit.xml"
-        if written.exists():
-            written.rename(report)
     return report
 
 

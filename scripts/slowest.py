@@ -1,4 +1,4 @@
-"""Shows the slowest tests: slowest.py [how many] report.xml ... (JUnit reports of cargo-nextest and pytest)."""
+"""Shows the slowest tests: slowest.py [how many] report.xml ... (JUnit reports of rust_test.py and pytest)."""
 
 import sys
 from pathlib import Path

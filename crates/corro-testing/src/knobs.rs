@@ -18,7 +18,7 @@ pub fn thorough() -> bool {
 }
 
 /// Says that a test was left out, and why. Runners hide what passing tests print, so the words also go to the end of the
-/// file that `CORRO_TEST_SKIPPED` names; `scripts/rust_test` shows it.
+/// file that `CORRO_TEST_SKIPPED` names; `scripts/rust_test.py` shows it.
 #[expect(clippy::disallowed_methods, reason = "a knob of the tests, not of corro")]
 pub fn skip(test: &str, why: &str) {
     let words = format!("SKIPPED {test}: {why}\n");
