@@ -203,7 +203,8 @@ const CREATE: [Create; OPS.len()] = [
     create::<14>,
 ];
 
-pub(super) fn register_all(api: &Api) -> Result<(), String> {
+/// Gives every operation its kernel; TensorFlow must know the operations by then.
+pub(super) fn register_kernels(api: &Api) -> Result<(), String> {
     for (definition, create) in OPS.iter().zip(CREATE) {
         let name = definition.name.as_ptr();
         let status = Status::new();
