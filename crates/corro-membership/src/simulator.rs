@@ -21,6 +21,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
+use corro_core::Rank;
+
 use crate::fleet::HostSlots;
 use crate::machine::{LinkId, Machine, Rules, Verdict};
 use crate::member::Member;
@@ -86,7 +88,7 @@ enum Event {
     /// A step is made.
     Made(WorkerId, u64, u64),
     /// A process notices that its epoch is broken.
-    Fail(WorkerId, u64, Option<usize>),
+    Fail(WorkerId, u64, Option<Rank>),
     /// It has waited for the timeout in this step of this epoch.
     Stuck(WorkerId, u64, u64),
     /// It has waited for the others to tell how to reach them.
@@ -144,7 +146,7 @@ struct Link {
 #[derive(Default)]
 struct EpochRun {
     size: usize,
-    ranks: BTreeMap<usize, WorkerId>,
+    ranks: BTreeMap<Rank, WorkerId>,
     arrived: BTreeSet<WorkerId>,
     step: Option<u64>,
     pending: bool,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use corro_core::Rank;
+
 use super::{Event, MS, Phase, S, World};
 use crate::machine::{Exit, Input, LinkId, Machine, Rules};
 use crate::message::{ToDriver, WorkerId};
@@ -123,7 +125,7 @@ impl World {
         }
     }
 
-    fn notice_failure(&mut self, id: WorkerId, epoch: u64, culprit: Option<usize>) {
+    fn notice_failure(&mut self, id: WorkerId, epoch: u64, culprit: Option<Rank>) {
         let process = &self.processes[&id];
         let in_it = matches!(process.phase, Phase::Meeting | Phase::Working | Phase::AtStep);
         if process.epoch == epoch && in_it {
@@ -135,7 +137,7 @@ impl World {
         let process = &self.processes[&id];
         let run = &self.epoch_runs[&epoch];
         if process.epoch == epoch && process.phase == Phase::AtStep && run.step.unwrap_or(u64::MAX) == step {
-            let missing = (0..run.size).find(|rank| run.ranks.get(rank).is_none_or(|w| !run.arrived.contains(w)));
+            let missing = Rank::all(run.size).find(|rank| run.ranks.get(rank).is_none_or(|w| !run.arrived.contains(w)));
             self.fail(id, missing);
         }
     }
