@@ -41,10 +41,11 @@ test: lint unit python ## everything CI runs
 check: lint ## the fast part of the tests
 	python3 scripts/rust_test.py -- --lib --bins
 
-lint: ## format, clippy, documentation, spelling, floors, circles, sizes, generated files
+lint: ## format, clippy, documentation, spelling, floors, table of crates, circles, sizes, generated files
 	$(CARGO) fmt --all --check
 	scripts/spelling
 	python3 scripts/floors.py
+	python3 scripts/crates_table.py
 	python3 scripts/circles.py
 	python3 scripts/sizes.py
 	python3 scripts/one_build.py

@@ -3,8 +3,6 @@
 Run by `make lint`. A file needs another if it names something of it: by `use`, or by a path that begins with `crate`,
 `super`, `self` or a module of its own. Names that a module only passes on (`pub use`) are followed to the file that has
 them. What a file declares (`mod x;`) or passes on, it does not need. Tests don't count.
-
-`KNOWN` holds circles that were there when the check came. It may only become shorter: one that is gone must be taken out.
 """
 
 import re
@@ -14,14 +12,6 @@ from pathlib import Path
 from rust_source import blanked, crates, sources, without_tests
 
 ROOT = Path(__file__).resolve().parent.parent
-
-# crate: the files of each circle, as seen from its `src`.
-KNOWN: dict[str, list[set[str]]] = {
-    "corro-kernels": [{"avx2.rs", "avx512.rs", "dispatch.rs", "instantiate.rs", "neon.rs", "scalar.rs"}],
-    "corro-python": [
-        {"tensorflow/kernel.rs", "tensorflow/ops.rs", "tensorflow/run.rs"},
-    ],
-}
 
 USE = re.compile(r"(?P<visible>\bpub(?:\([^)]*\))?\s+)?\buse\s+(?P<tree>[^;]+);")
 PATH = re.compile(r"(?<![\w:])((?:crate|super|self|[a-z_][a-z0-9_]*)(?:::\w+)+)")
@@ -149,16 +139,11 @@ def strongly_connected(graph: dict) -> list[list]:
 
 
 def main() -> int:
-    wrong = []
-    for folder in crates(ROOT):
-        crate, known = Crate(folder), list(KNOWN.get(folder.name, []))
-        for circle in crate.circles():
-            # A known circle that has lost files is better than it was, and must be written down so.
-            if circle in known:
-                known.remove(circle)
-            else:
-                wrong.append(f"{folder.name}: these files need each other in a circle: {', '.join(sorted(circle))}")
-        wrong += [f"{folder.name}: no longer a circle, take it out of KNOWN: {', '.join(sorted(gone))}" for gone in known]
+    wrong = [
+        f"{folder.name}: these files need each other in a circle: {', '.join(sorted(circle))}"
+        for folder in crates(ROOT)
+        for circle in Crate(folder).circles()
+    ]
     for line in wrong:
         print(f"circles: {line}", file=sys.stderr)
     return 1 if wrong else 0

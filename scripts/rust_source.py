@@ -1,6 +1,6 @@
 """Reads Rust source as far as the checks of `make lint` need it: no parser, but comments, strings and tests are told apart.
 
-Used by `circles.py` and `sizes.py`.
+Used by `circles.py`, `crates_table.py` and `sizes.py`.
 """
 
 import re

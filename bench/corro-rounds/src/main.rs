@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use corro_collectives::{DType, Error, Group, ReduceOp, Reduction, Result, Tensor};
-use corro_core::{Deadline, config};
+use corro_core::{Deadline, Rank, config};
 use corro_transport::secret::Secret;
 use corro_transport::{Fabric, Place, Settings, store};
 
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 #[derive(Default)]
 struct Options {
     ranks: Option<usize>,
-    rank: Option<usize>,
+    rank: Option<Rank>,
     size: Option<usize>,
     rendezvous: Option<SocketAddr>,
     tls: bool,
@@ -47,7 +47,7 @@ fn options() -> Result<Options> {
         let mut number = || value().parse().map_err(|_| bad("that"));
         match word.as_str() {
             "--ranks" => options.ranks = Some(number()?),
-            "--rank" => options.rank = Some(number()?),
+            "--rank" => options.rank = Some(Rank::new(number()?)),
             "--size" => options.size = Some(number()?),
             "--rendezvous" => options.rendezvous = Some(value().parse().map_err(|_| bad("that"))?),
             "--tls" => options.tls = true,
@@ -68,7 +68,7 @@ fn run() -> Result<()> {
         let program = std::env::current_exe().map_err(|e| Error::io("finding this program", e))?;
         return corro_launch::run_local(ranks, |rank| {
             let mut command = Command::new(&program);
-            command.stdin(if rank == 0 { Stdio::inherit() } else { Stdio::null() });
+            command.stdin(if rank == Rank::ZERO { Stdio::inherit() } else { Stdio::null() });
             command
         });
     }
@@ -77,7 +77,7 @@ fn run() -> Result<()> {
     };
     let secret = Secret::parse(&config::SECRET.value().ok_or_else(|| Error::Usage("CORRO_SECRET is not set".into()))?)?;
     let _server = match rank {
-        0 => Some(store::Server::start(address, &secret, options.tls, store::Limits::default())?),
+        Rank::ZERO => Some(store::Server::start(address, &secret, options.tls, store::Limits::default())?),
         _ => None,
     };
     let settings = Settings { tls: options.tls, ..settings };

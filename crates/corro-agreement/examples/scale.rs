@@ -12,6 +12,7 @@ use corro_agreement::message::{Announcement, Up, ranges};
 use corro_agreement::node::{Node, Rules};
 use corro_agreement::simulator::{Report, Scenario, Step, World, allreduce};
 use corro_agreement::tree::{FAN_OUT, neighbours};
+use corro_core::Rank;
 
 const PER_HOST: usize = 8;
 /// Tensors of a step.
@@ -153,12 +154,14 @@ fn measure_root(ranks: usize) -> Cost {
     }
     let requests: Vec<_> = (0..TENSORS).map(|t| allreduce(&name(t), 100)).collect();
     let waited = Duration::ZERO;
-    let announcement = |rank| requests.iter().map(move |r| Announcement { rank, request: r.clone(), waited });
+    let announcement =
+        |rank| requests.iter().map(move |r| Announcement { rank: Rank::new(rank), request: r.clone(), waited });
     let announced: Vec<Up> =
         near.children.iter().map(|c| Up::Announce(below[*c].iter().flat_map(|r| announcement(*r)).collect())).collect();
 
     let empty = IN_USE.load(Ordering::Relaxed);
-    let mut root = Node::new(0, (0..ranks).collect(), near.clone(), Rules { plans: false, ..Rules::default() });
+    let mut root =
+        Node::new(Rank::ZERO, Rank::all(ranks).collect(), near.clone(), Rules { plans: false, ..Rules::default() });
     let mut round = |said: &[Up]| {
         let mut spent = Duration::ZERO;
         // Messages are handed over one by one, as they would be decoded, and are gone when they were heard.

@@ -57,16 +57,16 @@ mod tests {
 
     use super::*;
 
-    fn lost(rank: Rank) -> Error {
-        Error::peer_lost(rank, "here", "gone")
+    fn lost(rank: usize) -> Error {
+        Error::peer_lost(Rank::new(rank), "here", "gone")
     }
 
     #[test]
     fn nobody_is_blamed_before_all_could_speak() {
         let mut blame = Blame::default();
-        assert!(!blame.accuse(Time::ZERO, 1, &Error::Bug("mine".into())));
+        assert!(!blame.accuse(Time::ZERO, Rank::new(1), &Error::Bug("mine".into())));
         assert_eq!((blame.due(), blame.verdict(Time::MAX)), (None, None));
-        assert!(blame.accuse(Time::ZERO, 1, &lost(2)));
+        assert!(blame.accuse(Time::ZERO, Rank::new(1), &lost(2)));
         assert_eq!(blame.verdict(LISTENING_TIME / 2), None);
         assert_eq!(blame.verdict(LISTENING_TIME), Some(lost(2)));
         assert_eq!(blame.due(), None);
@@ -76,7 +76,7 @@ mod tests {
     fn if_all_accuse_each_other_the_first_word_counts() {
         let mut blame = Blame::default();
         for (by, accused) in [(1, 2), (2, 1)] {
-            blame.accuse(Time::ZERO, by, &lost(accused));
+            blame.accuse(Time::ZERO, Rank::new(by), &lost(accused));
         }
         assert_eq!(blame.verdict(LISTENING_TIME), Some(lost(2)));
     }
@@ -89,14 +89,14 @@ mod tests {
             size in 2usize..20, silent in 0usize..20, order in any::<u64>(), hearsay in any::<u32>()
         ) {
             let silent = silent % size;
-            let mut ranks: Vec<Rank> = (0..size).filter(|r| *r != silent).collect();
+            let mut ranks: Vec<usize> = (0..size).filter(|r| *r != silent).collect();
             crate::simulator::Random(order).shuffle(&mut ranks);
             let mut blame = Blame::default();
             let mut before = silent;
             for rank in ranks {
                 let neighbour = (rank + size - 1) % size;
                 let accused = if hearsay >> rank & 1 == 1 && before != rank && neighbour != silent { before } else { neighbour };
-                blame.accuse(Time::ZERO, rank, &lost(accused));
+                blame.accuse(Time::ZERO, Rank::new(rank), &lost(accused));
                 before = accused;
             }
             prop_assert_eq!(blame.verdict(LISTENING_TIME), Some(lost(silent)));

@@ -445,8 +445,16 @@ mod tests {
         }
     }
 
-    fn announce(rank: Rank, requests: Vec<Request>) -> Input {
-        Input::Announce { rank, requests, waited: Duration::ZERO }
+    fn announce(rank: usize, requests: Vec<Request>) -> Input {
+        Input::Announce { rank: Rank::new(rank), requests, waited: Duration::ZERO }
+    }
+
+    fn join(rank: usize) -> Input {
+        Input::Join { rank: Rank::new(rank) }
+    }
+
+    fn coordinator<const N: usize>(members: [usize; N], limits: StallLimits) -> Coordinator {
+        Coordinator::new(members.map(Rank::new).to_vec(), limits)
     }
 
     fn seconds(s: u64) -> Time {
@@ -464,7 +472,7 @@ mod tests {
 
     #[test]
     fn a_tensor_runs_when_the_last_member_is_in() {
-        let mut c = Coordinator::new(vec![0, 1, 2], NO_LIMITS);
+        let mut c = coordinator([0, 1, 2], NO_LIMITS);
         assert!(c.step(seconds(0), announce(0, vec![request("a"), request("b")])).is_empty());
         assert!(c.step(seconds(0), announce(2, vec![request("b"), request("a")])).is_empty());
         assert_eq!(ran(&c.step(seconds(1), announce(1, vec![request("b")]))), ["b"]);
@@ -474,7 +482,7 @@ mod tests {
 
     #[test]
     fn a_mismatch_fails_that_tensor_and_nothing_else() {
-        let mut c = Coordinator::new(vec![0, 1], NO_LIMITS);
+        let mut c = coordinator([0, 1], NO_LIMITS);
         c.step(seconds(0), announce(0, vec![request("a"), request("b")]));
         let odd = Request { dtype: DType::F64, ..request("a") };
         let outputs = c.step(seconds(0), announce(1, vec![odd, request("b")]));
@@ -488,7 +496,7 @@ mod tests {
     fn groups_run_together_and_fail_together() {
         let of = |name: &str, dtype| Request { dtype, group: Some((5, 3)), ..request(name) };
         let all = |dtype| ["x", "y", "z"].map(|n| of(n, dtype)).to_vec();
-        let mut c = Coordinator::new(vec![0, 1], NO_LIMITS);
+        let mut c = coordinator([0, 1], NO_LIMITS);
         c.step(seconds(0), announce(0, all(DType::F32)));
         assert!(c.step(seconds(0), announce(1, vec![of("y", DType::F32), of("x", DType::F32)])).is_empty());
         assert_eq!(ran(&c.step(seconds(0), announce(1, vec![of("z", DType::F32)]))), ["y", "x", "z"]);
@@ -512,8 +520,8 @@ mod tests {
     #[test]
     fn what_is_said_again_does_not_count_twice_for_its_group() {
         let of = |name: &str| Request { group: Some((5, 2)), ..request(name) };
-        let mut c = Coordinator::new(vec![0], NO_LIMITS);
-        let agreed = |name: &str| Arc::new(match_requests(&[(0, of(name))], &[]).unwrap());
+        let mut c = coordinator([0], NO_LIMITS);
+        let agreed = |name: &str| Arc::new(match_requests(&[(Rank::ZERO, of(name))], &[]).unwrap());
         let x = agreed("x");
         assert!(c.complete(vec![Arc::clone(&x)]).is_empty(), "held until y is there");
         c.recall(&x);
@@ -528,14 +536,14 @@ mod tests {
 
     #[test]
     fn the_joined_are_not_waited_for_until_all_have_joined() {
-        let mut c = Coordinator::new(vec![0, 1, 2], NO_LIMITS);
+        let mut c = coordinator([0, 1, 2], NO_LIMITS);
         c.step(seconds(0), announce(0, vec![request("a")]));
         c.step(seconds(0), announce(1, vec![request("a")]));
-        assert_eq!(ran(&c.step(seconds(1), Input::Join { rank: 2 })), ["a"]);
+        assert_eq!(ran(&c.step(seconds(1), join(2))), ["a"]);
         c.step(seconds(2), announce(0, vec![request("b")]));
         assert_eq!(ran(&c.step(seconds(2), announce(1, vec![request("b")]))), ["b"]);
-        assert!(c.step(seconds(3), Input::Join { rank: 0 }).is_empty());
-        assert_eq!(c.step(seconds(3), Input::Join { rank: 1 }), [Output::AllJoined { last: 1 }]);
+        assert!(c.step(seconds(3), join(0)).is_empty());
+        assert_eq!(c.step(seconds(3), join(1)), [Output::AllJoined { last: Rank::new(1) }]);
         // Everyone takes part again.
         c.step(seconds(4), announce(0, vec![request("c")]));
         c.step(seconds(4), announce(1, vec![request("c")]));
@@ -545,16 +553,16 @@ mod tests {
     #[test]
     fn stalls_name_who_is_missing_and_what() {
         let limits = StallLimits { warn: seconds(60), shutdown: seconds(150) };
-        let mut c = Coordinator::new(vec![3, 5, 8], limits);
+        let mut c = coordinator([3, 5, 8], limits);
         c.step(seconds(0), announce(3, vec![request("a")]));
         c.step(seconds(10), announce(5, vec![request("b"), request("a")]));
         assert!(c.step(seconds(59), Input::Tick).is_empty());
         let outputs = c.step(seconds(75), Input::Tick);
         let [Output::Stalled(report)] = outputs.as_slice() else { panic!("{outputs:?}") };
         assert_eq!(report.waiting, seconds(75));
-        assert_eq!(report.missing[&8], ["a", "b"]);
-        assert_eq!(report.missing[&3], ["b"]);
-        assert!(!report.missing.contains_key(&5) && !report.fatal);
+        assert_eq!(report.missing[&Rank::new(8)], ["a", "b"]);
+        assert_eq!(report.missing[&Rank::new(3)], ["b"]);
+        assert!(!report.missing.contains_key(&Rank::new(5)) && !report.fatal);
         // Once a warning period, and fatal at last.
         assert!(c.step(seconds(100), Input::Tick).is_empty());
         let outputs = c.step(seconds(160), Input::Tick);
@@ -563,7 +571,7 @@ mod tests {
 
     #[test]
     fn strangers_are_told_so() {
-        let mut c = Coordinator::new(vec![0, 1], NO_LIMITS);
+        let mut c = coordinator([0, 1], NO_LIMITS);
         let outputs = c.step(seconds(0), announce(7, vec![request("a")]));
         let [Output::Fail { error, .. }] = outputs.as_slice() else { panic!("{outputs:?}") };
         assert!(error.to_string().contains("is not a member of the provided process set"));
@@ -586,7 +594,7 @@ mod tests {
                 (random % n as u64) as usize
             };
             let mut left: Vec<Vec<String>> = (0..members).map(|_| (0..tensors).map(|t| format!("t{t}")).collect()).collect();
-            let mut c = Coordinator::new((0..members).collect(), NO_LIMITS);
+            let mut c = Coordinator::new(Rank::all(members).collect(), NO_LIMITS);
             let mut seen: HashMap<String, usize> = HashMap::default();
             let mut done: Vec<String> = Vec::new();
             while left.iter().any(|l| !l.is_empty()) {

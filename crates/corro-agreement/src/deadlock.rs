@@ -350,8 +350,12 @@ mod tests {
         }
     }
 
-    fn circle(standings: &[Standing]) -> Vec<Rank> {
-        deadlocked(&standings.iter().cloned().enumerate().collect()).into_iter().map(|v| v.rank).collect()
+    fn by_rank(standings: &[Standing]) -> BTreeMap<Rank, Standing> {
+        Rank::all(standings.len()).zip(standings.iter().cloned()).collect()
+    }
+
+    fn circle(standings: &[Standing]) -> Vec<usize> {
+        deadlocked(&by_rank(standings)).into_iter().map(|v| v.rank.index()).collect()
     }
 
     #[test]
@@ -362,8 +366,8 @@ mod tests {
 
     #[test]
     fn the_text_says_who_waits_for_what() {
-        let standings = [waits(&[(0, "a")], &[0]), waits(&[(0, "b")], &[0])].into_iter().enumerate().collect();
-        let text = verdict(&deadlocked(&standings)).to_string();
+        let standings = [waits(&[(0, "a")], &[0]), waits(&[(0, "b")], &[0])];
+        let text = verdict(&deadlocked(&by_rank(&standings))).to_string();
         assert!(text.contains("rank 0 on node7 waits for 'a', which rank 1 has not submitted"), "{text}");
         assert!(text.contains("rank 1 on node7 waits for 'b', which rank 0 has not submitted"), "{text}");
     }
@@ -410,11 +414,11 @@ mod tests {
             assert_eq!(inquiry.look(at(0)), None);
             inquiry.all_blocked(true);
             assert_eq!(inquiry.look(at(1)), Some(Next::Ask(1)));
-            assert_eq!(inquiry.answered(at(1), 1, 0, Some(a.clone()), 2), None);
-            assert_eq!(inquiry.answered(at(1), 1, 1, Some(b.clone()), 2), Some(Next::Ask(2)));
-            assert_eq!(inquiry.answered(at(1), 1, 0, Some(a.clone()), 2), None, "an old answer");
-            assert_eq!(inquiry.answered(at(1), 2, 1, Some(second), 2), None);
-            let told = inquiry.answered(at(1), 2, 0, Some(a.clone()), 2);
+            assert_eq!(inquiry.answered(at(1), 1, Rank::ZERO, Some(a.clone()), 2), None);
+            assert_eq!(inquiry.answered(at(1), 1, Rank::new(1), Some(b.clone()), 2), Some(Next::Ask(2)));
+            assert_eq!(inquiry.answered(at(1), 1, Rank::ZERO, Some(a.clone()), 2), None, "an old answer");
+            assert_eq!(inquiry.answered(at(1), 2, Rank::new(1), Some(second), 2), None);
+            let told = inquiry.answered(at(1), 2, Rank::ZERO, Some(a.clone()), 2);
             assert_eq!(matches!(told, Some(Next::Tell(Error::Mismatch(_)))), found, "{told:?}");
         }
     }
@@ -427,7 +431,7 @@ mod tests {
             inquiry.all_blocked(true);
             if let Some(Next::Ask(round)) = inquiry.look(now) {
                 asked += 1;
-                inquiry.answered(now, round, 0, None, 2);
+                inquiry.answered(now, round, Rank::ZERO, None, 2);
             }
             now += Duration::from_millis(50);
         }

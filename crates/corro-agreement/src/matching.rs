@@ -203,7 +203,8 @@ mod tests {
 
     /// Four ranks of which rank 2 asks for something else.
     fn with_odd_one(usual: &Request, odd: &Request) -> Result<Agreed> {
-        let requests: Vec<_> = (0..4).map(|rank| (rank, if rank == 2 { odd.clone() } else { usual.clone() })).collect();
+        let requests: Vec<_> =
+            Rank::all(4).map(|rank| (rank, if rank == Rank::new(2) { odd.clone() } else { usual.clone() })).collect();
         match_requests(&requests, &[])
     }
 
@@ -239,7 +240,10 @@ mod tests {
             assert!(text.contains(fragment), "{text}");
             assert!(text.contains(": rank 2: ") && text.contains("ranks 0, 1, 3: "), "{text}");
         }
-        let text = text(with_odd_one(&request(Kind::Broadcast { root: 0 }), &request(Kind::Broadcast { root: 1 })));
+        let text = text(with_odd_one(
+            &request(Kind::Broadcast { root: Rank::ZERO }),
+            &request(Kind::Broadcast { root: Rank::new(1) }),
+        ));
         assert!(text.contains("Mismatched BROADCAST root ranks"), "{text}");
     }
 
@@ -261,17 +265,17 @@ mod tests {
 
     #[test]
     fn only_allreduce_goes_on_without_the_joined() {
-        let gather: Vec<_> = (0..2).map(|r| (r, request(Kind::Allgather))).collect();
-        let text = text(match_requests(&gather, &[2]));
+        let gather: Vec<_> = Rank::all(2).map(|r| (r, request(Kind::Allgather))).collect();
+        let text = text(match_requests(&gather, &[Rank::new(2)]));
         assert!(text.contains("is not supported with Join at this time") && text.contains("rank 2"), "{text}");
-        let reduce: Vec<_> = (0..2).map(|r| (r, request(allreduce()))).collect();
-        assert!(match_requests(&reduce, &[2]).is_ok());
+        let reduce: Vec<_> = Rank::all(2).map(|r| (r, request(allreduce()))).collect();
+        assert!(match_requests(&reduce, &[Rank::new(2)]).is_ok());
     }
 
     #[test]
     fn long_lists_of_ranks_are_cut() {
-        assert_eq!(ranks(&[3]), "rank 3");
-        assert_eq!(ranks(&(0..256).collect::<Vec<_>>()), "ranks 0, 1, 2, 3, 4, 5 and 250 more");
+        assert_eq!(ranks(&[Rank::new(3)]), "rank 3");
+        assert_eq!(ranks(&Rank::all(256).collect::<Vec<_>>()), "ranks 0, 1, 2, 3, 4, 5 and 250 more");
     }
 
     #[test]
@@ -279,8 +283,9 @@ mod tests {
         let of = |kind: Kind, rows: usize, room: usize| {
             Arc::new(Request { shape: Shape(vec![rows, 2]), room: Some(room * 8), ..request(kind) })
         };
+        let members = [0, 4, 7].map(Rank::new);
         let verdict =
-            |requests: [Arc<Request>; 3]| match_requests(&[0, 4, 7].into_iter().zip(requests).collect::<Vec<_>>(), &[]);
+            |requests: [Arc<Request>; 3]| match_requests(&members.into_iter().zip(requests).collect::<Vec<_>>(), &[]);
         let one = 1f64.to_bits();
         let scatter = || Kind::Reducescatter { op: ReduceOp::Sum, prescale: one, postscale: one };
         let swap = |splits: &[usize]| Kind::Alltoall { splits: splits.to_vec() };

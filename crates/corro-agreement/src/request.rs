@@ -1,6 +1,6 @@
 //! What a rank asks for.
 
-use corro_core::{DType, Error, ReduceOp, Result, Shape};
+use corro_core::{DType, Error, Rank, ReduceOp, Result, Shape};
 use serde::{Deserialize, Serialize};
 
 /// Longest name of a tensor; longer ones are a mistake of the program.
@@ -40,7 +40,7 @@ pub enum Kind {
     /// From one rank to all. The root is a global rank.
     Broadcast {
         /// Whose tensor.
-        root: usize,
+        root: Rank,
     },
     /// Rows to each rank, as `splits` says; empty: equal parts.
     Alltoall {
@@ -61,7 +61,7 @@ pub enum Kind {
     /// Make a process set of these ranks. Asked of the global set, by all its members.
     AddSet {
         /// Ascending.
-        ranks: Vec<usize>,
+        ranks: Vec<Rank>,
     },
     /// Remove a process set. Asked of the global set, by all its members.
     RemoveSet {

@@ -156,7 +156,7 @@ impl Scenario {
             ranks,
             per_host,
             fan_out,
-            sets: vec![(0..ranks).collect()],
+            sets: vec![Rank::all(ranks).collect()],
             rules: Rules::default(),
             inside: (Duration::from_micros(10), Duration::ZERO),
             between: (Duration::from_micros(50), Duration::ZERO),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use corro_agreement::coordinator::StallLimits;
 use corro_agreement::simulator::chaos::{End, scenario};
 use corro_agreement::simulator::{Report, Scenario, Step, World, allreduce};
-use corro_core::Error;
+use corro_core::{Error, Rank};
 
 /// Runs seeds; panics with the first that fails, what failed, and how to see more.
 fn run(seeds: impl Iterator<Item = u64>) -> Vec<Report> {
@@ -230,8 +230,8 @@ fn a_rank_that_withholds_a_tensor_is_named_in_time() {
             let stalls = &report.stalls[0][0];
             let (stall, at) = stalls.first().expect("the root tells");
             assert!(*at <= Duration::from_millis(10_500), "told at {at:?}");
-            assert_eq!(stall.missing.keys().collect::<Vec<_>>(), [&5], "{stall}");
-            assert!(stall.doing[&5].contains("rank 5 is in a test"), "{stall}");
+            assert_eq!(stall.missing.keys().collect::<Vec<_>>(), [&Rank::new(5)], "{stall}");
+            assert!(stall.doing[&Rank::new(5)].contains("rank 5 is in a test"), "{stall}");
             assert_eq!(stalls.len(), 2, "at ten and at twenty seconds");
         }
     }
@@ -282,7 +282,7 @@ fn after_the_shutdown_time_all_fail_with_the_same_text() {
             let report = ran_well(&stalling(plans, limits));
             for over in &report.over[0] {
                 let (error, at) = over.as_ref().expect("it is over for all");
-                assert!(matches!(error, Error::PeerLost { rank: 5, cause, .. } if cause.contains("5!")), "{error}");
+                assert!(error.blames() == Some(Rank::new(5)) && error.to_string().contains("5!"), "{error}");
                 assert!(*at <= Duration::from_secs(9), "{at:?}");
             }
         }
@@ -297,18 +297,18 @@ fn a_rank_that_stands_still_in_a_plan_is_named() {
     for program in &mut scenario.programs {
         program.insert(100, Step::Compute(Duration::from_millis(20)));
     }
-    scenario.freezes.push((5, Duration::from_millis(10), Duration::from_secs(25)));
+    scenario.freezes.push((Rank::new(5), Duration::from_millis(10), Duration::from_secs(25)));
     let report = ran_well(&scenario);
     let (stall, at) = report.stalls[0][0].first().expect("the root tells");
-    assert_eq!(stall.missing.keys().collect::<Vec<_>>(), [&5], "{stall}");
-    assert!(!stall.missing[&5].is_empty() && *at <= Duration::from_secs(13), "{stall} at {at:?}");
+    assert_eq!(stall.missing.keys().collect::<Vec<_>>(), [&Rank::new(5)], "{stall}");
+    assert!(!stall.missing[&Rank::new(5)].is_empty() && *at <= Duration::from_secs(13), "{stall} at {at:?}");
 }
 
 #[test]
 fn a_rank_that_stands_still_for_good_is_lost_in_time_wherever_it_is() {
     for plans in [false, true] {
         // The root, the first of a host, one in the middle of the tree, a leaf.
-        for stops in [0, 6, 1, 20] {
+        for stops in [0, 6, 1, 20].map(Rank::new) {
             let mut scenario = Scenario::new(21, 3, 2);
             scenario.rules.plans = plans;
             scenario.rules.timeout = Duration::from_secs(40);
@@ -318,9 +318,9 @@ fn a_rank_that_stands_still_for_good_is_lost_in_time_wherever_it_is() {
             }
             scenario.stops.push((stops, Duration::from_millis(10)));
             let report = ran_well(&scenario);
-            for (rank, over) in report.over[0].iter().enumerate().filter(|(rank, _)| *rank != stops) {
+            for (rank, over) in report.over[0].iter().enumerate().filter(|(rank, _)| *rank != stops.index()) {
                 let (error, at) = over.as_ref().unwrap_or_else(|| panic!("rank {rank} waits for {stops}"));
-                assert!(matches!(error, Error::PeerLost { rank, .. } if *rank == stops), "{error}");
+                assert_eq!(error.blames(), Some(stops), "{error}");
                 assert!(*at <= Duration::from_secs(31), "{rank} knows at {at:?}");
             }
         }

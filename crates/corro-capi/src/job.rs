@@ -109,7 +109,7 @@ unsafe fn tell(to: *mut c_int, number: impl FnOnce(&Engine) -> usize) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn corro_rank(rank: *mut c_int) -> i32 {
     // SAFETY: by the contract above.
-    unsafe { tell(rank, Engine::rank) }
+    unsafe { tell(rank, |engine| engine.rank().index()) }
 }
 
 /// How many ranks the job has.

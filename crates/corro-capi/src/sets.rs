@@ -4,6 +4,8 @@
 
 use std::ffi::c_int;
 
+use corro_core::Rank;
+
 use crate::job::engine;
 use crate::pointers::{list, null, put, put_list};
 use crate::status::{answer, usage};
@@ -21,8 +23,10 @@ pub unsafe extern "C" fn corro_add_process_set(ranks: *const c_int, count: usize
         }
         // SAFETY: by the contract above.
         let ranks = unsafe { list(ranks, count, "the list of ranks")? };
-        let number = |rank: &c_int| usize::try_from(*rank).map_err(|_| usage(format!("{rank} is not a rank")));
-        let id = engine()?.add_process_set(&ranks.iter().map(number).collect::<Result<Vec<_>, _>>()?)?;
+        let rank = |number: &c_int| {
+            usize::try_from(*number).map(Rank::new).map_err(|_| usage(format!("{number} is not a rank")))
+        };
+        let id = engine()?.add_process_set(&ranks.iter().map(rank).collect::<Result<Vec<_>, _>>()?)?;
         // SAFETY: by the contract above.
         unsafe { put(set, id, "the place for the set's number") }
     })
@@ -63,7 +67,7 @@ pub unsafe extern "C" fn corro_process_sets(sets: *mut u32, room: usize, count: 
 pub unsafe extern "C" fn corro_process_set_ranks(set: u32, ranks: *mut c_int, room: usize, count: *mut usize) -> i32 {
     answer(|| {
         let members = engine()?.process_set(set).ok_or_else(|| usage(format!("there is no process set {set}")))?;
-        let members: Vec<c_int> = members.into_iter().map(|rank| rank as c_int).collect();
+        let members: Vec<c_int> = members.into_iter().map(|rank| rank.index() as c_int).collect();
         // SAFETY: by the contract above.
         unsafe { put_list(&members, ranks, room, count, "the place for the ranks") }
     })

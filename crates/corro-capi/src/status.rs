@@ -143,6 +143,8 @@ pub extern "C" fn corro_version() -> *const c_char {
 mod tests {
     use std::ffi::CStr;
 
+    use corro_core::Rank;
+
     use super::*;
 
     fn last() -> String {
@@ -161,7 +163,7 @@ mod tests {
         for (error, status) in [
             (Error::Usage("a\0b".into()), corro_status::Usage),
             (Error::Mismatch("m".into()), corro_status::Mismatch),
-            (Error::peer_lost(3, "node7", "gone"), corro_status::PeerLost),
+            (Error::peer_lost(Rank::new(3), "node7", "gone"), corro_status::PeerLost),
             (Error::HostsChanged("h".into()), corro_status::HostsChanged),
             (Error::Native { library: "l".into(), code: 1, text: "t".into() }, corro_status::Native),
             (Error::io("reading", "no"), corro_status::Io),

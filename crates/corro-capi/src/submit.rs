@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use corro_core::{Buffer, DType, Error, ReduceOp, Shape};
+use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Shape};
 use corro_engine::{Kind, Outcome, Output, Submission, Ticket};
 
 use crate::job::engine;
@@ -260,6 +260,7 @@ pub unsafe extern "C" fn corro_allgather(tensor: *const corro_tensor, ticket: *m
 pub unsafe extern "C" fn corro_broadcast(tensor: *const corro_tensor, root: c_int, ticket: *mut corro_ticket) -> i32 {
     answer(|| {
         let root = usize::try_from(root)
+            .map(Rank::new)
             .map_err(|_| usage(format!("broadcast received invalid root rank {root}: ranks begin at 0")))?;
         // SAFETY: by the contract above.
         unsafe { submit(tensor, ticket, Kind::Broadcast { root }) }
@@ -375,7 +376,7 @@ pub unsafe extern "C" fn corro_join(last: *mut c_int) -> i32 {
             return Ok(());
         }
         // SAFETY: by the contract above.
-        unsafe { put(last, rank as c_int, "the place for the rank") }
+        unsafe { put(last, rank.index() as c_int, "the place for the rank") }
     })
 }
 

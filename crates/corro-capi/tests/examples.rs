@@ -43,7 +43,7 @@ fn run(program: &Path, ranks: usize) -> Vec<String> {
     let result = corro_launch::run_local(ranks, |rank| {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", HANG_LIMIT]).arg(program);
-        command.stdout(File::create(output(rank)).unwrap());
+        command.stdout(File::create(output(rank.index())).unwrap());
         command
     });
     let said = (0..ranks).map(|rank| std::fs::read_to_string(output(rank)).unwrap()).collect();

@@ -46,7 +46,7 @@ pub struct Group {
 impl Group {
     /// All ranks of the job.
     pub fn world(fabric: &Arc<Fabric>) -> Result<Self> {
-        Self::open(fabric, GroupId::WORLD, &(0..fabric.size()).collect::<Vec<_>>())
+        Self::open(fabric, GroupId::WORLD, &Rank::all(fabric.size()).collect::<Vec<_>>())
     }
 
     /// These ranks (ascending, this one among them). All of them must call this with the same number, which must not be
@@ -86,7 +86,7 @@ impl Group {
         })
     }
 
-    /// This rank's number in the group.
+    /// This rank's position in the group: the number of its [`Rank`] only if the group is the world.
     pub fn rank(&self) -> usize {
         self.all.me()
     }

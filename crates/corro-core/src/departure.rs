@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn peers_are_told_who_why_and_where() {
-        let departure = |reason| Departure { rank: 1, host: "hostB".into(), reason }.to_string();
+        let departure = |reason| Departure { rank: Rank::new(1), host: "hostB".into(), reason }.to_string();
         assert_eq!(
             departure(Reason::Raised(bad())),
             "Horovod has been shut down: rank 1 on hostB failed: ValueError: bad batch (train.py:42 in step)"
@@ -310,8 +310,8 @@ mod tests {
             let exception = Exception::new(&kind, &message, frames);
             prop_assert!(!exception.to_string().chars().any(char::is_control));
             let reason = Reason::Ended { code: Some(i32::MIN), after: Some(exception.clone()) };
-            let leaves = Statement::Leaves { reason, because_of: Some(Rank::MAX) };
-            for statement in [leaves, Statement::suffers(Rank::MAX, &text), Statement::ThreadRaised(exception)] {
+            let leaves = Statement::Leaves { reason, because_of: Some(Rank::new(usize::MAX)) };
+            for statement in [leaves, Statement::suffers(Rank::new(usize::MAX), &text), Statement::ThreadRaised(exception)] {
                 let bytes = codec::encode(&statement).unwrap();
                 prop_assert!(bytes.len() <= MAX_STATEMENT, "{} bytes", bytes.len());
                 prop_assert_eq!(codec::decode::<Statement>(&bytes[codec::LENGTH_BYTES..]).unwrap(), statement);
@@ -324,7 +324,7 @@ mod tests {
             let read: Exception = postcard::from_bytes(&bytes).unwrap();
             prop_assert!(!read.to_string().chars().any(char::is_control));
             prop_assert!(read.to_string().len() < MAX_STATEMENT);
-            let bytes = codec::encode(&Statement::Suffers { from: 1, text: message }).unwrap();
+            let bytes = codec::encode(&Statement::Suffers { from: Rank::new(1), text: message }).unwrap();
             let Statement::Suffers { text, .. } = codec::decode(&bytes[codec::LENGTH_BYTES..]).unwrap() else { panic!() };
             prop_assert!(text.len() <= MAX_TEXT && !text.chars().any(char::is_control));
         }

@@ -134,14 +134,14 @@ mod tests {
 
     #[test]
     fn only_membership_errors_are_retryable() {
-        assert!(Error::peer_lost(3, "node7", "connection reset").is_retryable());
+        assert!(Error::peer_lost(Rank::new(3), "node7", "connection reset").is_retryable());
         assert!(!Error::Usage("x".into()).is_retryable());
         assert!(!Error::Bug("x".into()).is_retryable());
     }
 
     #[test]
     fn text_names_rank_and_host() {
-        let text = Error::peer_lost(3, "node7", "connection reset").to_string();
+        let text = Error::peer_lost(Rank::new(3), "node7", "connection reset").to_string();
         assert_eq!(text, "lost rank 3 on node7: connection reset");
     }
 }

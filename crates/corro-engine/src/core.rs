@@ -64,21 +64,21 @@ pub(crate) struct InOneSet {
 
 impl Core {
     pub(crate) fn new(fabric: Arc<Fabric>, options: Options) -> Arc<Self> {
-        let here = &fabric.cards()[fabric.rank()].locality;
+        let here = &fabric.card(fabric.rank()).locality;
         let local = fabric.cards().iter().filter(|c| c.locality == *here).count();
         let may_spin = fabric.settings().spin.unwrap_or_else(|| cores::may_spin(local));
-        let local_rank = fabric.cards()[..fabric.rank()].iter().filter(|c| c.locality == *here).count();
+        let local_rank = fabric.cards()[..fabric.rank().index()].iter().filter(|c| c.locality == *here).count();
         let core = options.cores.get(local_rank).copied();
         if core.is_none() && !options.cores.is_empty() {
             let count = options.cores.len();
             tracing::warn!(
-                rank = fabric.rank(),
+                rank = fabric.rank().index(),
                 "CORRO_THREAD_AFFINITY names {count} cores, one for each rank of a host, but this is the host's rank \
                  {local_rank}: its threads stay free"
             );
         }
         // Rank 0 tunes for all.
-        let tuner = options.tuning.as_ref().filter(|_| fabric.rank() == 0).map(|tuning| tuning.tuner(&fabric));
+        let tuner = options.tuning.as_ref().filter(|_| fabric.rank() == Rank::ZERO).map(|tuning| tuning.tuner(&fabric));
         Arc::new(Self {
             fabric,
             options,
@@ -193,7 +193,7 @@ impl Core {
         let sets: Vec<&InOneSet> = standing.values().map(Option::as_ref).collect::<Option<_>>()?;
         let waits: Vec<Awaited> = sets.iter().flat_map(|s| s.waits.iter().cloned()).collect();
         let known = sets.iter().all(|s| s.stirred == blocked.stirred) && waits.len() == blocked.waiting.len();
-        let host = self.fabric.cards()[self.fabric.rank()].host.clone();
+        let host = self.fabric.card(self.fabric.rank()).host.clone();
         let sets = sets.into_iter().map(|s| s.in_set.clone()).collect();
         known.then_some(Standing { stirred: blocked.stirred, host, waits, sets })
     }
@@ -212,32 +212,32 @@ impl Core {
     pub(crate) fn start_observers(&self) {
         let (rank, watch) = (self.fabric.rank(), &self.options.watching);
         let mut results = Vec::new();
-        if let Some(path) = watch.timeline.as_ref().filter(|_| rank == 0) {
+        if let Some(path) = watch.timeline.as_ref().filter(|_| rank == Rank::ZERO) {
             results.push(self.observers.start_timeline(path, watch.cap, watch.mark_cycles, self.now()));
         }
         if let Some(path) = &watch.trace {
-            results.push(self.observers.start_trace(path, rank, &self.fabric.cards()[rank].host, watch.cap));
+            results.push(self.observers.start_trace(path, rank, &self.fabric.card(rank).host, watch.cap));
         }
-        if let Some(path) = self.options.tuning.as_ref().filter(|_| rank == 0).and_then(|t| t.log.as_ref()) {
+        if let Some(path) = self.options.tuning.as_ref().filter(|_| rank == Rank::ZERO).and_then(|t| t.log.as_ref()) {
             let started = std::fs::write(path, crate::tuning::autotune::LOG_HEADER);
             results.push(started.map_err(|e| Error::io(format!("starting the autotuner's log {}", path.display()), e)));
         }
         for error in results.into_iter().filter_map(Result::err) {
             // Training goes on without being watched.
-            tracing::error!(rank, "{error}");
+            tracing::error!(rank = rank.index(), "{error}");
         }
     }
 
     pub(crate) fn warn(&self, text: &str) {
-        tracing::warn!(rank = self.fabric.rank(), "{text}");
+        tracing::warn!(rank = self.fabric.rank().index(), "{text}");
     }
 
     pub(crate) fn detail(&self, text: &str) {
-        tracing::debug!(rank = self.fabric.rank(), "{text}");
+        tracing::debug!(rank = self.fabric.rank().index(), "{text}");
     }
 
     pub(crate) fn inform(&self, text: &str) {
-        tracing::info!(rank = self.fabric.rank(), "{text}");
+        tracing::info!(rank = self.fabric.rank().index(), "{text}");
     }
 }
 

@@ -33,7 +33,7 @@ const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
 /// let ranks = Fabric::threads(&[0, 0], &Settings::default()).into_iter().map(|fabric| {
 ///     std::thread::spawn(move || {
 ///         let engine = Engine::start(fabric, Options::default())?;
-///         let data = vec![engine.rank() as u8 + 1; 4];
+///         let data = vec![engine.rank().index() as u8 + 1; 4];
 ///         let sum = Submission::allreduce("gradient", ReduceOp::Sum, DType::U8, Shape(vec![4]), data.into());
 ///         let ticket = engine.submit(sum)?;
 ///         // ... compute something else meanwhile ...
@@ -82,7 +82,7 @@ impl Engine {
     pub fn start(fabric: Arc<Fabric>, options: Options) -> Result<Self> {
         let place = Place::of(&fabric);
         let (forks, process) = (forks::count(), std::process::id());
-        let all: Vec<Rank> = (0..fabric.size()).collect();
+        let all: Vec<Rank> = Rank::all(fabric.size()).collect();
         let core = Core::new(fabric, options);
         core.start_observers();
         let sets = Sets::new(Arc::clone(&core));
@@ -107,16 +107,16 @@ impl Engine {
 
     /// The name of its host, as messages have it.
     pub fn host(&self) -> &str {
-        &self.0.core.fabric.cards()[self.rank()].host
+        &self.0.core.fabric.card(self.rank()).host
     }
 
     /// On rank 0: logs what the user should know about the environment of this process, see [`crate::advice`]. For
     /// programs to call once.
     pub fn review_environment(&self) {
-        if self.rank() == 0 {
+        if self.rank() == Rank::ZERO {
             let remarks = config::review_own().into_iter().map(|remark| remark.text);
             for text in remarks.chain(advice::on_threads(self.local_size())) {
-                tracing::warn!(rank = self.rank(), "{text}");
+                tracing::warn!(rank = self.rank().index(), "{text}");
             }
         }
     }
@@ -275,7 +275,7 @@ impl Engine {
         if ranks.is_empty() || ranks.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(Error::Usage(format!("{ranks:?} are not the ranks of a process set: each must be there once")));
         }
-        if let Some(absent) = ranks.iter().find(|r| **r >= self.size()) {
+        if let Some(absent) = ranks.iter().find(|r| r.index() >= self.size()) {
             return Err(Error::Usage(format!("rank {absent} in a process set, but the job has {} ranks", self.size())));
         }
         if let Some(id) = self.0.sets.find(&ranks) {
@@ -329,7 +329,7 @@ impl Engine {
                     .into(),
             ));
         }
-        if self.rank() == 0 {
+        if self.rank() == Rank::ZERO {
             core.observers.start_timeline(path.as_ref(), core.options.watching.cap, mark_cycles, core.now())?;
         }
         Ok(())
@@ -454,7 +454,7 @@ impl std::fmt::Debug for Engine {
 impl Place {
     fn of(fabric: &Fabric) -> Self {
         let mut hosts: Vec<(&str, Vec<Rank>)> = Vec::new();
-        for (rank, card) in fabric.cards().iter().enumerate() {
+        for (rank, card) in Rank::all(fabric.size()).zip(fabric.cards()) {
             match hosts.iter_mut().find(|(host, _)| *host == card.locality) {
                 Some((_, ranks)) => ranks.push(rank),
                 None => hosts.push((&card.locality, vec![rank])),

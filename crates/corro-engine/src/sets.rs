@@ -87,7 +87,8 @@ impl Sets {
     }
 
     fn is_reserved(&self, members: &[Rank]) -> bool {
-        members.last().is_none_or(|last| *last >= self.core.fabric.size()) || members.len() == self.core.fabric.size()
+        members.last().is_none_or(|last| last.index() >= self.core.fabric.size())
+            || members.len() == self.core.fabric.size()
     }
 
     /// The last operations of this rank, as text.

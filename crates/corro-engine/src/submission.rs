@@ -1,7 +1,7 @@
 //! What a program hands to the engine.
 
 use corro_agreement::request::{Device, Kind, Request};
-use corro_core::{Buffer, DType, Error, ReduceOp, Result, Shape};
+use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
 
 /// Number of the set of all ranks.
 pub const GLOBAL: u32 = 0;
@@ -82,7 +82,7 @@ impl Submission {
     }
 
     /// An error if this can't be run by these members whatever the others say.
-    pub(crate) fn check(&self, members: &[usize]) -> Result<()> {
+    pub(crate) fn check(&self, members: &[Rank]) -> Result<()> {
         let (name, n) = (&self.name, members.len());
         corro_agreement::request::check(name, &self.kind, self.dtype)?;
         let rows = self.shape.0.first().copied();

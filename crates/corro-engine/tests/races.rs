@@ -18,7 +18,7 @@ mod ticket;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use corro_core::{Error, Result};
+use corro_core::{Error, Rank, Result};
 use promise::{Outcome, Promise};
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use shuttle::sync::{Condvar, Mutex, TryLockError};
@@ -68,11 +68,11 @@ fn ticket(promise: &Arc<Promise>) -> Ticket {
 }
 
 fn outcome(rank: usize) -> Outcome {
-    Outcome { last_joined: Some(rank), ..Outcome::default() }
+    Outcome { last_joined: Some(Rank::new(rank)), ..Outcome::default() }
 }
 
 fn rank(outcome: Result<Outcome>) -> Option<usize> {
-    outcome.unwrap().last_joined
+    outcome.unwrap().last_joined.map(Rank::index)
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn of_two_results_one_counts() {
             thread::spawn(move || promise.keep(result))
         });
         let result = ticket(&promise).wait();
-        assert!(matches!(result, Ok(Outcome { last_joined: Some(7), .. }) | Err(Error::Withdrawn)));
+        assert!(matches!(result, Err(Error::Withdrawn)) || rank(result) == Some(7));
         for keeper in keepers {
             keeper.join().unwrap();
         }

@@ -9,14 +9,7 @@ use std::sync::OnceLock;
 
 use corro_core::{DType, ReduceOp};
 
-/// The kernels of one instruction set. All of them need the instruction set, and pointers good for `count` elements.
-pub(crate) struct Kernels {
-    pub(crate) name: &'static str,
-    pub(crate) reduce: unsafe fn(ReduceOp, DType, &[*mut u8], &[*const u8], usize, f64),
-    pub(crate) cast: unsafe fn(DType, DType, *const u8, *mut u8, usize),
-    pub(crate) dot_and_norms: unsafe fn(DType, *const u8, *const u8, usize) -> [f64; 3],
-    pub(crate) combine: unsafe fn(DType, *mut u8, f64, *const u8, f64, usize),
-}
+use crate::instantiate::Kernels;
 
 /// An instruction set this machine has. Programs use the functions of the crate, which take the best one; tests and
 /// benches compare all of them.

@@ -1,7 +1,18 @@
-//! The macros that turn the generic loops into the kernels of one instruction set.
+//! The table of one instruction set's kernels, and the macros that make it of the generic loops.
 //!
 //! An instruction set is a list of target features and a conversion for each 16-bit float; everything else is the same
 //! source, compiled once more with those features on. That is why all paths agree bit by bit.
+
+use corro_core::{DType, ReduceOp};
+
+/// The kernels of one instruction set. All of them need the instruction set, and pointers good for `count` elements.
+pub(crate) struct Kernels {
+    pub(crate) name: &'static str,
+    pub(crate) reduce: unsafe fn(ReduceOp, DType, &[*mut u8], &[*const u8], usize, f64),
+    pub(crate) cast: unsafe fn(DType, DType, *const u8, *mut u8, usize),
+    pub(crate) dot_and_norms: unsafe fn(DType, *const u8, *const u8, usize) -> [f64; 3],
+    pub(crate) combine: unsafe fn(DType, *mut u8, f64, *const u8, f64, usize),
+}
 
 /// Runs `$body` with `$E` standing for the element type of `$dtype`; 16-bit floats convert by `$f16` and `$bf16`.
 macro_rules! with_element {
@@ -48,8 +59,8 @@ macro_rules! with_type {
 macro_rules! kernels_for {
     (name: $name:literal, attributes: [$($attribute:meta)?], f16: $f16:ty, bf16: $bf16:ty) => {
         /// The kernels of this instruction set. Calling one on a machine that lacks it is undefined behaviour.
-        pub(crate) static KERNELS: $crate::dispatch::Kernels =
-            $crate::dispatch::Kernels { name: $name, reduce, cast, dot_and_norms, combine };
+        pub(crate) static KERNELS: $crate::instantiate::Kernels =
+            $crate::instantiate::Kernels { name: $name, reduce, cast, dot_and_norms, combine };
 
         unsafe fn reduce(
             op: ReduceOp,

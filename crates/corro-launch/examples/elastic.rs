@@ -8,7 +8,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use corro_core::{DType, Error, ReduceOp, Result, Shape};
+use corro_core::{DType, Error, Rank, ReduceOp, Result, Shape};
 use corro_engine::{Engine, Options, Submission};
 use corro_membership::{Client, JoinRequest, Joined, Seat};
 use corro_transport::Settings;
@@ -105,7 +105,7 @@ fn epoch(client: &Client, seat: &Seat, committed: &mut State, plan: &Plan) -> En
 
 fn train(client: &Client, seat: &Seat, engine: &Engine, committed: &mut State, plan: &Plan) -> Result<Ended> {
     // The state of rank 0 is the furthest: everybody takes it.
-    let mine = if seat.rank == 0 { [committed.step, committed.sum] } else { [0, 0] };
+    let mine = if seat.rank == Rank::ZERO { [committed.step, committed.sum] } else { [0, 0] };
     let [step, sum] = reduce(engine, "state", ReduceOp::Sum, mine)?;
     *committed = State { step, sum };
     while committed.step < plan.steps {

@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use corro_core::{Error, GroupId, Result};
+use corro_core::{Error, GroupId, Rank, Result};
 use corro_engine::{Engine, Options};
 use corro_membership::{Client, JoinRequest, Joined};
 use corro_transport::{Channel, Fabric, Link, Settings};
@@ -73,16 +73,16 @@ fn answer() -> Result<()> {
 
 fn send(pattern: &str, mib: usize) -> Result<()> {
     let fabric = Fabric::from_env()?;
-    let (rank, last) = (fabric.rank(), fabric.size() - 1);
+    let last = fabric.size() - 1;
     let bytes: Vec<u8> = pattern.bytes().cycle().take(mib << 20).collect();
-    let Channel { mut links, .. } = fabric.open(GroupId::WORLD, &(0..=last).collect::<Vec<_>>())?;
-    match rank {
+    let Channel { mut links, .. } = fabric.open(GroupId::WORLD, &Rank::all(fabric.size()).collect::<Vec<_>>())?;
+    match links.me() {
         0 => {
             pass(links.to(last)?, &bytes)?;
             // The other end says that it has everything.
             take(links.to(last)?, 1)?;
         }
-        _ if rank == last => {
+        me if me == last => {
             let whole = take(links.to(0)?, bytes.len())? == bytes;
             println!("{}", if whole { "the pattern has come" } else { "the pattern is broken" });
             pass(links.to(0)?, &[1])?;

@@ -200,8 +200,8 @@ impl Reader {
         while let Some(report) = inbox.next::<Report>(MAX_REPORT)? {
             self.showing.store(true, Ordering::Relaxed);
             let shown = match &report {
-                Report::Output { rank, error, bytes } => lock(&self.output).put(*rank, *error, bytes),
-                Report::Exited { rank, .. } => lock(&self.output).finish(*rank),
+                Report::Output { process, error, bytes } => lock(&self.output).put(*process, *error, bytes),
+                Report::Exited { process, .. } => lock(&self.output).finish(*process),
                 _ => Ok(()),
             };
             self.showing.store(false, Ordering::Relaxed);

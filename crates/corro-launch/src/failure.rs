@@ -3,6 +3,7 @@
 //! Pure. Which process is to blame is decided in [`crate::culprit`].
 
 use corro_core::Rank;
+use corro_membership::WorkerId;
 
 use crate::agent::message::Ending;
 
@@ -56,7 +57,7 @@ pub enum Failure {
         /// Why.
         why: String,
         /// The process whose failure ended it, if one's did.
-        worker: Option<Rank>,
+        worker: Option<WorkerId>,
         /// What a shell would exit with.
         code: i32,
     },
@@ -81,8 +82,8 @@ impl Failure {
     /// The words with which Horovod's `run` tells of a process that failed: programs look for them.
     pub fn in_horovods_words(&self) -> Option<String> {
         let process = match self {
-            Self::Rank { rank, .. } | Self::Stuck { rank, .. } | Self::NotStarted { rank, .. } => *rank,
-            Self::Elastic { worker, .. } => (*worker)?,
+            Self::Rank { rank, .. } | Self::Stuck { rank, .. } | Self::NotStarted { rank, .. } => rank.to_string(),
+            Self::Elastic { worker, .. } => (*worker)?.to_string(),
             Self::Host { .. } | Self::Interrupted { .. } => return None,
         };
         Some(format!(
@@ -145,7 +146,7 @@ mod tests {
 
     #[test]
     fn what_programs_look_for_is_there() {
-        let rank = Failure::Rank { rank: 3, host: "a".into(), ending: Ending::Signal(9), exception: None };
+        let rank = Failure::Rank { rank: Rank::new(3), host: "a".into(), ending: Ending::Signal(9), exception: None };
         let words = rank.in_horovods_words().unwrap();
         assert!(words.ends_with("Process name: 3\nExit code: 137\n"), "{words}");
         assert!(words.contains("exited with non-zero status"), "{words}");
@@ -156,7 +157,7 @@ mod tests {
     fn the_exception_is_told_with_the_end() {
         let failed = |ending, exception: Option<&str>| {
             let exception = exception.map(str::to_owned);
-            Failure::Rank { rank: 1, host: "b".into(), ending, exception }.to_string()
+            Failure::Rank { rank: Rank::new(1), host: "b".into(), ending, exception }.to_string()
         };
         assert_eq!(
             failed(Ending::Code(1), Some("ValueError: bad (train.py:42 in step)")),
@@ -169,7 +170,7 @@ mod tests {
 
     #[test]
     fn many_ranks_are_not_all_listed() {
-        assert_eq!((listed(&[2, 3]), listed(&[])), ("2, 3".into(), String::new()));
-        assert_eq!(listed(&(4..1004).collect::<Vec<_>>()), "4 to 1003 (1000 of them)");
+        assert_eq!((listed(&[2, 3].map(Rank::new)), listed(&[])), ("2, 3".into(), String::new()));
+        assert_eq!(listed(&Rank::all(1004).skip(4).collect::<Vec<_>>()), "4 to 1003 (1000 of them)");
     }
 }

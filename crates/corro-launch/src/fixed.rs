@@ -17,7 +17,8 @@ use crate::keyboard::Keyboard;
 use crate::launcher::{Hello, Launcher};
 use crate::lifecycle::{EndAll, Happening, Lifecycle};
 use crate::output::Output;
-use crate::placement::Assignment;
+use crate::placement::{Assignment, Slot};
+use crate::process_id::ProcessId;
 use crate::threads::Share;
 use crate::{start, variables};
 
@@ -45,7 +46,7 @@ impl Job {
         let results = running.launcher.results(self.size());
         let failure = outcome?;
         let failed = match &failure {
-            Some(Failure::Rank { rank, .. } | Failure::Stuck { rank, .. }) => Some(*rank),
+            Some(Failure::Rank { rank, .. } | Failure::Stuck { rank, .. }) => Some(ProcessId::of_rank(*rank)),
             _ => None,
         };
         let last_lines = running.launcher.close_output(failed);
@@ -158,8 +159,9 @@ impl<'a> Running<'a> {
         for (at, assignment) in self.job.placement.iter().enumerate() {
             let common = self.launcher.common(at, &shares[at])?;
             let host = &assignment.host.name;
-            let ranks = assignment.slots.iter().map(|s| (s.rank, variables::of_rank(&common, s, host))).collect();
-            self.launcher.agents[at].order(&self.launcher.start_order(at, ranks, None))?;
+            let process = |s: &Slot| (ProcessId::of_rank(s.rank), variables::of_rank(&common, s, host));
+            let processes = assignment.slots.iter().map(process).collect();
+            self.launcher.agents[at].order(&self.launcher.start_order(at, processes, None))?;
             if self.job.verbose && at == 0 {
                 let size = self.job.size();
                 self.launcher.say(&format!("corro: starting {size} ranks, which meet at {:?}", common.rendezvous));
@@ -178,15 +180,17 @@ impl<'a> Running<'a> {
             Event::Report(at, report) => {
                 self.launcher.heard(at);
                 match report {
-                    Report::Stated { rank, statement } => self.note(Happening::Stated(rank, statement)),
-                    Report::Exited { rank, ending } => {
-                        if self.job.debug == Some(rank) {
+                    Report::Stated { process, statement } => self.note(Happening::Stated(process.rank(), statement)),
+                    Report::Exited { process, ending } => {
+                        if self.job.debug == Some(process.rank()) {
                             // Ctrl-C ends the job again.
                             self.keyboard = None;
                         }
-                        self.note(Happening::Exited(rank, ending))
+                        self.note(Happening::Exited(process.rank(), ending))
                     }
-                    Report::NotStarted { rank, code, cause } => self.note(Happening::NotStarted(rank, code, cause)),
+                    Report::NotStarted { process, code, cause } => {
+                        self.note(Happening::NotStarted(process.rank(), code, cause))
+                    }
                     Report::Ending { signal } => self.note(Happening::AgentEnded(at, signal)),
                     Report::Done => {
                         self.launcher.agents[at].over = true;

@@ -23,6 +23,7 @@ use crate::hosts::Host;
 use crate::job::Job;
 use crate::keyboard::{self, Keyboard};
 use crate::output::Output;
+use crate::process_id::ProcessId;
 use crate::start::{Local, Starter};
 use crate::threads::{self, Share};
 use crate::variables::Common;
@@ -293,24 +294,25 @@ impl<'a> Launcher<'a> {
 
     // What agents and ranks are told.
 
-    /// The order by which an agent learns what it is to start: `ranks` now, and in an elastic job others later, which go on for
+    /// The order by which an agent learns what it is to start: `processes` now, and in an elastic job others later, which go on for
     /// `orphan_time` without a launcher.
     pub(crate) fn start_order(
         &self,
         at: usize,
-        ranks: Vec<(Rank, Vec<(String, String)>)>,
+        processes: Vec<(ProcessId, Vec<(String, String)>)>,
         orphan_time: Option<Duration>,
     ) -> Order {
         let bytes = |text: &OsString| ByteBuf::from(text.as_bytes());
         let milliseconds = |length: Duration| length.as_millis() as u64;
         let local = self.agents[at].local;
-        let terminal = self.job.debug.filter(|debugged| ranks.iter().any(|(rank, _)| rank == debugged));
+        let debugged = self.job.debug.map(ProcessId::of_rank);
+        let terminal = debugged.filter(|debugged| processes.iter().any(|(process, _)| process == debugged));
         Order::Start(Start {
-            terminal: terminal.map(|rank| (rank, keyboard::window())),
+            terminal: terminal.map(|process| (process, keyboard::window())),
             directory: ByteBuf::from(self.job.directory.as_os_str().as_bytes()),
             command: self.job.command.iter().map(bytes).collect(),
             environment: agent::passed_on(std::env::vars_os()).iter().map(|(n, v)| (bytes(n), bytes(v))).collect(),
-            ranks,
+            processes,
             another_host: !local,
             // On our own host the end of the launcher is known at once, and a stopped one does no harm.
             silence_ms: (!local).then_some(milliseconds(self.job.host_timeout * LAUNCHER_PATIENCE)),
@@ -385,7 +387,7 @@ impl<'a> Launcher<'a> {
         let deadline = Deadline::after(RESULTS_TIME);
         let Ok(mut client) = self.client(deadline) else { return Vec::new() };
         let take = |rank| worker::take(&mut client, &worker::result_key(rank), deadline).ok().flatten();
-        (0..count).map(take).collect()
+        Rank::all(count).map(take).collect()
     }
 
     fn client(&self, deadline: Deadline) -> Result<store::Client> {
@@ -408,7 +410,7 @@ impl<'a> Launcher<'a> {
     }
 
     /// Ends the output; gives the last lines of `process`.
-    pub(crate) fn close_output(&self, process: Option<usize>) -> Vec<String> {
+    pub(crate) fn close_output(&self, process: Option<ProcessId>) -> Vec<String> {
         let Some(mut output) = lock_soon(&self.output) else { return Vec::new() };
         let last_lines = process.map(|process| output.last_lines(process)).unwrap_or_default();
         output.close();

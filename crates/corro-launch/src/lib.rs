@@ -15,6 +15,7 @@
 //! | `fixed`, `lifecycle` | jobs of fixed size, and their decisions (pure) |
 //! | [`elastic`] | jobs whose processes come and go |
 //! | [`agent`] | what runs on each host |
+//! | `process_id` | who is who for the launcher and its agents |
 //! | `process_tree` | processes and all that descends from them |
 //! | [`output`], `keyboard` | what the user sees, and types |
 //! | [`worker`] | values between the starter of a job and its ranks |
@@ -36,6 +37,7 @@ mod lifecycle;
 mod local;
 pub mod output;
 pub mod placement;
+mod process_id;
 mod process_tree;
 pub mod start;
 mod threads;
@@ -47,3 +49,4 @@ pub use event::Control;
 pub use failure::Failure;
 pub use job::{Job, Outcome};
 pub use local::run_local;
+pub use process_id::ProcessId;

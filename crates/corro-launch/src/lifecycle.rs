@@ -10,6 +10,7 @@ use corro_core::{Rank, Statement};
 use crate::agent::message::Ending;
 use crate::culprit::Deaths;
 use crate::failure::Failure;
+use crate::process_id::ProcessId;
 
 /// How long hosts may take to tell that nothing is left, once everything there was killed.
 pub(crate) const LAST_REPORTS: Duration = Duration::from_secs(2);
@@ -85,12 +86,13 @@ impl Lifecycle {
         match happening {
             Happening::Stated(rank, statement) => {
                 let hosts = &self.hosts;
-                let known = |rank: Rank| hosts.iter().any(|(_, ranks)| ranks.contains(&rank)).then_some(rank);
-                self.deaths.stated(rank, statement, known);
+                let is_known = |rank: &Rank| hosts.iter().any(|(_, ranks)| ranks.contains(rank));
+                let known = |rank| Some(rank).filter(is_known).map(ProcessId::of_rank);
+                self.deaths.stated(ProcessId::of_rank(rank), statement, known);
                 None
             }
             Happening::Exited(rank, ending) => {
-                self.deaths.note(rank, ending, now);
+                self.deaths.note(ProcessId::of_rank(rank), ending, now);
                 self.after_exit(rank, ending, now)
             }
             Happening::NotStarted(rank, code, cause) => {
@@ -135,10 +137,10 @@ impl Lifecycle {
         if ending.is_success() {
             return None;
         }
-        match self.deaths.awaited_cause(rank) {
+        match self.deaths.awaited_cause(ProcessId::of_rank(rank)) {
             Some(cause) if !self.is_ending() => {
                 self.reason.get_or_insert(Reason::Death);
-                self.awaited.get_or_insert((cause, now + CAUSE_TIME));
+                self.awaited.get_or_insert((cause.rank(), now + CAUSE_TIME));
                 None
             }
             _ if self.awaited.is_some() => None,
@@ -193,7 +195,8 @@ impl Lifecycle {
             Reason::Other(failure) => Some(failure.clone()),
             Reason::Death => {
                 let culprit = self.deaths.culprit()?;
-                let (rank, host) = (culprit.process, self.host_of(culprit.process));
+                let rank = culprit.process.rank();
+                let host = self.host_of(rank);
                 Some(match culprit.ending() {
                     Some(ending) => Failure::Rank { rank, host, ending, exception: culprit.exception() },
                     None => self.lost_host_of(rank).unwrap_or_else(|| {
@@ -215,15 +218,27 @@ impl Lifecycle {
 mod tests {
     use super::*;
 
+    fn ranks(numbers: &[usize]) -> Vec<Rank> {
+        numbers.iter().copied().map(Rank::new).collect()
+    }
+
+    fn exited(rank: usize, ending: Ending) -> Happening {
+        Happening::Exited(Rank::new(rank), ending)
+    }
+
+    fn told(rank: usize, from: usize, text: &str) -> Happening {
+        Happening::Stated(Rank::new(rank), Statement::suffers(Rank::new(from), text))
+    }
+
     fn job() -> Lifecycle {
-        Lifecycle::new(vec![("a".into(), vec![0, 1]), ("b".into(), vec![2, 3])], Duration::from_millis(1500))
+        Lifecycle::new(vec![("a".into(), ranks(&[0, 1])), ("b".into(), ranks(&[2, 3]))], Duration::from_millis(1500))
     }
 
     #[test]
     fn a_job_that_goes_well_ends_when_all_hosts_are_done() {
         let (mut job, now) = (job(), Instant::now());
         for rank in 0..4 {
-            assert_eq!(job.note(Happening::Exited(rank, Ending::Code(0)), now), None);
+            assert_eq!(job.note(exited(rank, Ending::Code(0)), now), None);
         }
         assert_eq!(job.note(Happening::HostDone(0), now), None);
         assert!(!job.is_over(now));
@@ -234,13 +249,13 @@ mod tests {
     #[test]
     fn the_first_failure_ends_all_and_is_the_one_told() {
         let (mut job, now) = (job(), Instant::now());
-        let end = job.note(Happening::Exited(2, Ending::Code(3)), now);
+        let end = job.note(exited(2, Ending::Code(3)), now);
         assert_eq!(end, Some(EndAll { signal: libc::SIGTERM, grace: Duration::from_millis(1500) }));
-        assert_eq!(job.note(Happening::Exited(0, Ending::Signal(15)), now), None);
+        assert_eq!(job.note(exited(0, Ending::Signal(15)), now), None);
         assert_eq!(job.note(Happening::HostLost(0, "x".into()), now), None);
         assert_eq!(
             job.failure(),
-            Some(Failure::Rank { rank: 2, host: "b".into(), ending: Ending::Code(3), exception: None })
+            Some(Failure::Rank { rank: Rank::new(2), host: "b".into(), ending: Ending::Code(3), exception: None })
         );
         assert!(!job.is_over(now + Duration::from_secs(3)));
         assert!(job.is_over(now + Duration::from_secs(4)));
@@ -249,16 +264,16 @@ mod tests {
     #[test]
     fn a_killed_rank_is_blamed_before_the_peers_it_took_along() {
         let (mut job, now) = (job(), Instant::now());
-        job.note(Happening::Exited(0, Ending::Code(1)), now);
-        job.note(Happening::Exited(3, Ending::Signal(9)), now + Duration::from_millis(100));
+        job.note(exited(0, Ending::Code(1)), now);
+        job.note(exited(3, Ending::Signal(9)), now + Duration::from_millis(100));
         assert_eq!(job.failure().unwrap().code(), 137);
     }
 
     #[test]
     fn the_cause_may_end_by_itself_before_all_are_ended() {
         let (mut job, now) = (job(), Instant::now());
-        let exited = |rank, code| Happening::Exited(rank, Ending::Code(code));
-        let told = |rank, from| Happening::Stated(rank, Statement::suffers(from, "lost rank"));
+        let exited = |rank, code| exited(rank, Ending::Code(code));
+        let told = |rank, from| told(rank, from, "lost rank");
         job.note(told(0, 3), now);
         assert_eq!(job.note(exited(0, 1), now), None);
         assert!(job.is_watching_the_clock() && job.look(now).is_none());
@@ -273,10 +288,10 @@ mod tests {
     #[test]
     fn a_cause_that_does_not_end_is_not_waited_for_for_long() {
         let (mut job, now) = (job(), Instant::now());
-        job.note(Happening::Stated(0, Statement::suffers(3, "rank 3 did not come")), now);
-        assert_eq!(job.note(Happening::Exited(0, Ending::Code(4)), now), None);
+        job.note(told(0, 3, "rank 3 did not come"), now);
+        assert_eq!(job.note(exited(0, Ending::Code(4)), now), None);
         assert!(job.look(now + CAUSE_TIME).is_some());
-        job.note(Happening::Exited(3, Ending::Signal(15)), now + CAUSE_TIME);
+        job.note(exited(3, Ending::Signal(15)), now + CAUSE_TIME);
         let failure = job.failure().unwrap();
         assert_eq!(failure.code(), 4);
         assert!(failure.to_string().contains("rank 3 on b made the others fail: rank 3 did not come"), "{failure}");
@@ -293,7 +308,7 @@ mod tests {
         let (mut job, now) = (job(), Instant::now());
         let end = job.note(Happening::Interrupt(2), now).unwrap();
         assert_eq!((end.signal, end.grace), (2, INTERRUPT_GRACE));
-        job.note(Happening::Exited(0, Ending::Code(1)), now);
+        job.note(exited(0, Ending::Code(1)), now);
         assert_eq!(job.note(Happening::Interrupt(2), now).unwrap().grace, Duration::ZERO);
         assert_eq!(job.failure().unwrap().code(), 130);
     }
@@ -302,7 +317,7 @@ mod tests {
     fn a_lost_host_is_named_with_its_ranks() {
         let (mut job, now) = (job(), Instant::now());
         assert!(job.note(Happening::HostLost(1, "silent".into()), now).is_some());
-        let want = Failure::Host { host: "b".into(), ranks: vec![2, 3], cause: "silent".into() };
+        let want = Failure::Host { host: "b".into(), ranks: ranks(&[2, 3]), cause: "silent".into() };
         assert_eq!(job.failure(), Some(want));
         job.note(Happening::HostDone(0), now);
         assert!(job.is_over(now));
@@ -312,8 +327,8 @@ mod tests {
     fn an_agent_that_was_ended_is_named_and_not_its_ranks() {
         let (mut job, now) = (job(), Instant::now());
         assert!(job.note(Happening::AgentEnded(1, 15), now).is_some());
-        job.note(Happening::Exited(2, Ending::Signal(15)), now);
-        job.note(Happening::Exited(0, Ending::Code(1)), now);
+        job.note(exited(2, Ending::Signal(15)), now);
+        job.note(exited(0, Ending::Code(1)), now);
         let text = job.failure().unwrap().to_string();
         assert!(text.contains("lost host b") && text.contains("its agent was ended by signal 15 (SIGTERM)"), "{text}");
         // It still tells when nothing is left there.

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use corro_core::{Error, Result, config};
+use corro_core::{Error, Rank, Result, config};
 use corro_transport::secret::Secret;
 use corro_transport::store;
 
@@ -13,13 +13,13 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Starts `ranks` processes, each as `command(rank)` says, with all they need to find each other, and waits for them.
 /// If one fails, the others are ended too, and the error names it.
-pub fn run_local(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Result<()> {
+pub fn run_local(ranks: usize, mut command: impl FnMut(Rank) -> Command) -> Result<()> {
     let secret = Secret::random()?;
     let tls = config::TLS.flag(false);
     let store =
         store::Server::start(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &secret, tls, store::Limits::default())?;
     let mut children = Children(Vec::new());
-    for rank in 0..ranks {
+    for rank in Rank::all(ranks) {
         let mut command = command(rank);
         command
             .env(config::RANK.name, rank.to_string())
@@ -41,7 +41,7 @@ impl Children {
         let mut failure: Option<(Error, Instant)> = None;
         while self.0.iter().any(Option::is_some) {
             let mut ended = false;
-            for (rank, slot) in self.0.iter_mut().enumerate() {
+            for (rank, slot) in Rank::all(self.0.len()).zip(&mut self.0) {
                 let Some(child) = slot else { continue };
                 let status = child.try_wait().map_err(|e| Error::io(format!("waiting for rank {rank}"), e))?;
                 let Some(status) = status else { continue };

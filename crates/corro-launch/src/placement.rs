@@ -69,7 +69,7 @@ pub fn place(size: usize, hosts: &[Host]) -> Result<Vec<Assignment>> {
             .map(|local_rank| {
                 let has = |count: &&usize| **count > local_rank;
                 let slot = Slot {
-                    rank,
+                    rank: Rank::new(rank),
                     size,
                     local_rank,
                     local_size,
@@ -136,7 +136,7 @@ mod tests {
             let rows: Vec<_> = placed
                 .iter()
                 .flat_map(|a| a.slots.iter().map(move |s| (a.host.name.as_str(), s)))
-                .map(|(name, s)| (s.rank, name, (s.local_rank, s.local_size), (s.cross_rank, s.cross_size)))
+                .map(|(name, s)| (s.rank.index(), name, (s.local_rank, s.local_size), (s.cross_rank, s.cross_size)))
                 .collect();
             assert_eq!(rows, *want, "{size} on {slots:?}");
         }
@@ -157,7 +157,7 @@ mod tests {
             let size = 1 + part % total;
             let placed = place(size, &hosts(&slots)).unwrap();
             let all: Vec<Slot> = placed.iter().flat_map(|a| a.slots.clone()).collect();
-            prop_assert!(all.iter().map(|s| s.rank).eq(0..size));
+            prop_assert!(all.iter().map(|s| s.rank).eq(Rank::all(size)));
             for slot in &all {
                 let cross: Vec<usize> = all.iter().filter(|s| s.local_rank == slot.local_rank).map(|s| s.cross_rank).collect();
                 prop_assert!(cross.iter().copied().eq(0..slot.cross_size));

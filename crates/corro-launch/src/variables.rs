@@ -28,7 +28,7 @@ pub(crate) struct Common {
 /// The variables of the rank at `slot` on `host`. Those of the user come last, and win.
 pub(crate) fn of_rank(common: &Common, slot: &Slot, host: &str) -> Vec<(String, String)> {
     let place = [
-        (&config::RANK, slot.rank),
+        (&config::RANK, slot.rank.index()),
         (&config::SIZE, slot.size),
         (&config::LOCAL_RANK, slot.local_rank),
         (&config::LOCAL_SIZE, slot.local_size),
@@ -87,6 +87,8 @@ fn with_common(own: Vec<(&config::Variable, String)>, common: &Common, host: &st
 
 #[cfg(test)]
 mod tests {
+    use corro_core::Rank;
+
     use super::*;
 
     #[test]
@@ -99,7 +101,7 @@ mod tests {
             threads: vec![("OMP_NUM_THREADS".into(), "4".into())],
             settings: vec![("HOROVOD_CYCLE_TIME".into(), "2".into())],
         };
-        let slot = Slot { rank: 3, size: 4, local_rank: 1, local_size: 2, cross_rank: 1, cross_size: 2 };
+        let slot = Slot { rank: Rank::new(3), size: 4, local_rank: 1, local_size: 2, cross_rank: 1, cross_size: 2 };
         let all = of_rank(&common, &slot, "node2");
         for (name, value) in [
             ("CORRO_RANK", "3"),

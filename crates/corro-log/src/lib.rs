@@ -9,6 +9,8 @@
 //! | [`line`](mod@line) | what a line looks like (pure) |
 //! | `flood` | how often the same line is written (pure) |
 
+#![forbid(unsafe_code)]
+
 mod flood;
 pub mod line;
 

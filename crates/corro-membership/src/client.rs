@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use corro_core::{Deadline, Error, Result, config};
+use corro_core::{Deadline, Error, Rank, Result, config};
 use corro_transport::messages::{MessageClient, Waker};
 use corro_transport::secret::Secret;
 use corro_transport::{Fabric, Place, Rendezvous, Settings, hold, look_up};
@@ -146,8 +146,11 @@ impl Client {
             first_epoch: std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |t| t.as_secs()),
             ..Rules::default()
         };
-        let hosted =
-            if place.rank == 0 { Some(EmbeddedDriver::start(port, secret, settings.tls, rules)?) } else { None };
+        let hosted = if place.rank == Rank::ZERO {
+            Some(EmbeddedDriver::start(port, secret, settings.tls, rules)?)
+        } else {
+            None
+        };
         let driver = match &hosted {
             Some(hosted) => Driver::At(hosted.own_addresses()),
             None => Driver::Named(host.to_owned(), port),
@@ -228,7 +231,7 @@ impl Client {
     pub fn fabric(&self, seat: &Seat, settings: Settings) -> Result<Arc<Fabric>> {
         // A key for each epoch: whoever is left over from another one can't get in, and can't be mistaken.
         let secret = Secret::from_bytes(self.0.route.secret.derive(&format!("epoch {}", seat.epoch)));
-        let host = settings.host.clone().or_else(|| seat.hosts.get(seat.rank).cloned());
+        let host = settings.host.clone().or_else(|| seat.hosts.get(seat.rank.index()).cloned());
         let one_host = seat.local_size == seat.size;
         let settings = Settings { epoch: seat.epoch, host, one_host, ..settings };
         let mut meeting = EpochRendezvous { shared: &self.0, seat };
@@ -314,7 +317,7 @@ impl Inner {
     fn lost(&self, seat: &Seat) -> Option<Error> {
         let over = self.member.over().filter(|_| self.member.seat().is_some_and(|s| s.epoch == seat.epoch))?;
         let rank = over.culprit.unwrap_or(seat.rank);
-        let host = seat.hosts.get(rank).map_or("an unknown host", String::as_str);
+        let host = seat.hosts.get(rank.index()).map_or("an unknown host", String::as_str);
         Some(Error::peer_lost(rank, host, over.text.clone()))
     }
 
@@ -457,8 +460,8 @@ impl Rendezvous for EpochRendezvous<'_> {
                 return Err(Error::HostsChanged("this process has no place in it any more".into()));
             }
             if let Some(cards) = inner.member.cards() {
-                let rank = |key: &String| key.rsplit('/').next().and_then(|r| r.parse::<usize>().ok());
-                let card = |key| Some(cards.get(rank(key)?)?.to_vec());
+                let rank = |key: &String| key.rsplit('/').next().and_then(|r| r.parse::<Rank>().ok());
+                let card = |key| Some(cards.get(rank(key)?.index())?.to_vec());
                 let missing = || Error::Malformed("the driver gave too few descriptions of ranks".into());
                 return keys.iter().map(card).collect::<Option<_>>().ok_or_else(missing);
             }

@@ -18,6 +18,8 @@
 //!
 //! `docs/design/elastic.md` says why it is so.
 
+#![forbid(unsafe_code)]
+
 mod client;
 pub mod embedded;
 pub mod fleet;

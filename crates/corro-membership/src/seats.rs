@@ -9,6 +9,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use corro_core::Rank;
+
 use crate::message::{PastSeat, Seat, WorkerId};
 
 /// A worker that could have a seat.
@@ -35,7 +37,7 @@ pub(crate) fn choose(candidates: &[Candidate<'_>], room: impl Fn(&str) -> usize,
     let mut order: Vec<&Candidate<'_>> = candidates.iter().collect();
     // Members of the newest epoch first, by rank; then those of older ones; then new ones, by age.
     order.sort_by_key(|c| {
-        let was = c.was.map_or((u64::MAX, 0), |past| (u64::MAX - 1 - past.epoch, past.rank));
+        let was = c.was.map_or((u64::MAX, Rank::ZERO), |past| (u64::MAX - 1 - past.epoch, past.rank));
         (was, c.worker)
     });
     let best = order.iter().map(|c| c.progress).max().unwrap_or(0);
@@ -103,7 +105,7 @@ pub(crate) fn seats(chosen: &[Chosen], epoch: u64, why: &str, changes: u64) -> V
         let has = |(_, slots): &&(&str, Vec<usize>)| slots.contains(&one.slot);
         Seat {
             epoch,
-            rank,
+            rank: Rank::new(rank),
             size: chosen.len(),
             local_rank: one.slot,
             local_size: hosts[at].1.len(),
@@ -126,7 +128,13 @@ mod tests {
     use super::*;
 
     fn one(worker: u64, host: &str, rank: Option<usize>, progress: u64, slot: Option<usize>) -> Candidate<'_> {
-        Candidate { worker: WorkerId(worker), host, was: rank.map(|rank| PastSeat { epoch: 4, rank }), progress, slot }
+        Candidate {
+            worker: WorkerId(worker),
+            host,
+            was: rank.map(|rank| PastSeat { epoch: 4, rank: Rank::new(rank) }),
+            progress,
+            slot,
+        }
     }
 
     fn shown(chosen: &[Chosen]) -> String {
@@ -190,10 +198,10 @@ mod tests {
             let best = all.iter().map(|c| c.progress).max();
             prop_assert_eq!(all.iter().find(|c| c.worker == chosen[0].worker).map(|c| c.progress), best);
             for (rank, seat) in seats.iter().enumerate() {
-                prop_assert_eq!(seat.rank, rank);
+                prop_assert_eq!(seat.rank, Rank::new(rank));
                 let cross: Vec<usize> = seats.iter().filter(|s| s.local_rank == seat.local_rank).map(|s| s.cross_rank).collect();
                 prop_assert!(cross.iter().copied().eq(0..seat.cross_size));
-                let local: BTreeSet<usize> = seats.iter().filter(|s| s.hosts[s.rank] == seat.hosts[rank]).map(|s| s.local_rank).collect();
+                let local: BTreeSet<usize> = seats.iter().filter(|s| s.hosts[s.rank.index()] == seat.hosts[rank]).map(|s| s.local_rank).collect();
                 prop_assert_eq!(local.len(), seat.local_size);
             }
         }

@@ -15,15 +15,20 @@
 mod events;
 mod faults;
 mod processes;
+mod setting;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
+use corro_core::Rank;
+
 use crate::fleet::HostSlots;
 use crate::machine::{LinkId, Machine, Rules, Verdict};
 use crate::member::Member;
 use crate::message::{Cause, ToDriver, ToWorker, WorkerId};
+
+use setting::{Random, Setting};
 
 const MS: u64 = 1000;
 const S: u64 = 1000 * MS;
@@ -64,29 +69,6 @@ pub fn run(seed: u64, log: bool) -> Result<Report, String> {
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end.max(1)
-    }
-
-    fn between(&mut self, low: u64, high: u64) -> u64 {
-        low + self.below(high - low + 1)
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Tick,
@@ -106,7 +88,7 @@ enum Event {
     /// A step is made.
     Made(WorkerId, u64, u64),
     /// A process notices that its epoch is broken.
-    Fail(WorkerId, u64, Option<usize>),
+    Fail(WorkerId, u64, Option<Rank>),
     /// It has waited for the timeout in this step of this epoch.
     Stuck(WorkerId, u64, u64),
     /// It has waited for the others to tell how to reach them.
@@ -164,7 +146,7 @@ struct Link {
 #[derive(Default)]
 struct EpochRun {
     size: usize,
-    ranks: BTreeMap<usize, WorkerId>,
+    ranks: BTreeMap<Rank, WorkerId>,
     arrived: BTreeSet<WorkerId>,
     step: Option<u64>,
     pending: bool,
@@ -200,38 +182,8 @@ struct World {
 
 impl World {
     fn new(seed: u64, logs: bool) -> Self {
-        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-        for _ in 0..4 {
-            random.next();
-        }
-        let supply = !random.one_in(4);
-        let count = random.between(1, 3);
-        let hosts: Vec<HostSlots> =
-            (0..count).map(|at| HostSlots { name: format!("h{at}"), slots: random.between(1, 3) as usize }).collect();
-        let slots: usize = hosts.iter().map(|h| h.slots).sum();
-        let start = random.between(1, slots as u64) as usize;
-        let min = random.between(1, start as u64) as usize;
-        let max = if random.one_in(2) { usize::MAX } else { start + random.below(3) as usize };
-        let cooldown = random.one_in(2).then_some((Duration::from_secs(2), Duration::from_secs(20)));
-        let rules = Rules {
-            start,
-            min,
-            max: if supply { max } else { start },
-            spares: if supply && random.one_in(3) { random.between(1, 2) as usize } else { 0 },
-            supply,
-            hosts_change: supply && random.one_in(2),
-            patience: Duration::from_secs(60),
-            silence: Duration::from_secs(10),
-            return_time: Duration::from_secs(20),
-            suspect_time: Duration::from_secs(3),
-            reconnect_time: Duration::from_secs(5),
-            gather: Duration::from_secs(2),
-            reset_limit: (supply && random.one_in(10)).then(|| random.below(6)),
-            cooldown: cooldown.filter(|_| supply),
-            first_epoch: 1,
-            seed,
-        };
-        let faults = random.below(9);
+        let mut random = Random::new(seed);
+        let Setting { hosts, rules, faults, steps } = Setting::draw(&mut random, seed);
         let mut world = Self {
             random,
             now: 0,
@@ -249,7 +201,7 @@ impl World {
             next_worker: WorkerId(1 << 32),
             epoch_runs: BTreeMap::new(),
             newest: 0,
-            steps: 0,
+            steps,
             faults,
             driver_down: false,
             verdict: None,
@@ -257,29 +209,33 @@ impl World {
             log: Vec::new(),
             logs,
         };
-        world.steps = world.random.between(20, 400);
-        for _ in 0..faults {
-            let at = world.random.between(S / 10, TROUBLE);
-            world.at(at, Event::Fault);
+        world.plan_the_beginning();
+        world
+    }
+
+    /// Puts into the queue what happens by itself: all else follows from it.
+    fn plan_the_beginning(&mut self) {
+        for _ in 0..self.faults {
+            let at = self.random.between(S / 10, TROUBLE);
+            self.at(at, Event::Fault);
         }
-        world.at(0, Event::Tick);
-        if world.rules.supply {
-            world.at(1, Event::Hosts);
-            if world.rules.hosts_change {
-                for _ in 0..world.random.below(6) {
-                    let at = world.random.between(S, TROUBLE);
-                    world.at(at, Event::Hosts);
+        self.at(0, Event::Tick);
+        if self.rules.supply {
+            self.at(1, Event::Hosts);
+            if self.rules.hosts_change {
+                for _ in 0..self.random.below(6) {
+                    let at = self.random.between(S, TROUBLE);
+                    self.at(at, Event::Hosts);
                 }
             }
         } else {
-            for at in 0..start {
-                let host = world.hosts[at % world.hosts.len()].name.clone();
-                world.spawn(world.next_worker, host, at == 0);
+            for at in 0..self.rules.start {
+                let host = self.hosts[at % self.hosts.len()].name.clone();
+                self.spawn(self.next_worker, host, at == 0);
             }
         }
-        let setting = format!("{:?} on {:?}, {} faults, {} steps", world.rules, world.hosts, faults, world.steps);
-        world.note(|| setting);
-        world
+        let setting = format!("{:?} on {:?}, {} faults, {} steps", self.rules, self.hosts, self.faults, self.steps);
+        self.note(|| setting);
     }
 
     fn note(&mut self, text: impl FnOnce() -> String) {

@@ -23,7 +23,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
 fn blaming(py: Python<'_>, raised: PyErr, error: &Error) -> PyErr {
     if let Some(rank) = error.blames() {
         // Only if the package is damaged; then the text must do.
-        let _ = raised.value(py).setattr("blamed_rank", rank);
+        let _ = raised.value(py).setattr("blamed_rank", rank.index());
     }
     raised
 }

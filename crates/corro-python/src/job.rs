@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use corro_core::Error;
+use corro_core::{Error, Rank};
 use corro_engine::Engine;
 use pyo3::prelude::*;
 
@@ -76,7 +76,7 @@ pub(crate) fn epoch(py: Python<'_>) -> PyResult<u64> {
 
 #[pyfunction]
 pub(crate) fn rank(py: Python<'_>) -> PyResult<usize> {
-    about(py, |running| running.engine.rank())
+    about(py, |running| running.engine.rank().index())
 }
 
 #[pyfunction]
@@ -109,16 +109,20 @@ pub(crate) fn is_homogeneous(py: Python<'_>) -> PyResult<bool> {
     about(py, |running| running.seat.as_ref().map_or_else(|| running.engine.is_homogeneous(), |seat| seat.homogeneous))
 }
 
+fn as_ranks(numbers: Vec<usize>) -> Vec<Rank> {
+    numbers.into_iter().map(Rank::new).collect()
+}
+
 #[pyfunction]
 pub(crate) fn add_process_set(py: Python<'_>, ranks: Vec<usize>) -> PyResult<u32> {
     let engine = engine(py)?;
+    let ranks = as_ranks(ranks);
     outside(py, move || engine.add_process_set(&ranks))
 }
 
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "extracted from a Python list")]
 pub(crate) fn reserve_process_set(py: Python<'_>, ranks: Vec<usize>) -> PyResult<u32> {
-    Ok(engine(py)?.reserve_process_set(&ranks))
+    Ok(engine(py)?.reserve_process_set(&as_ranks(ranks)))
 }
 
 #[pyfunction]
@@ -129,7 +133,7 @@ pub(crate) fn remove_process_set(py: Python<'_>, set_id: u32) -> PyResult<bool> 
 
 #[pyfunction]
 pub(crate) fn process_set(py: Python<'_>, set_id: u32) -> PyResult<Option<Vec<usize>>> {
-    Ok(engine(py)?.process_set(set_id))
+    Ok(engine(py)?.process_set(set_id).map(|ranks| ranks.into_iter().map(Rank::index).collect()))
 }
 
 #[pyfunction]

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use corro_core::Error;
+use corro_core::{Error, Rank};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -28,18 +28,18 @@ type Counts = HashMap<(u32, String), u64>;
 pub(crate) struct Call(u32, String, u64);
 
 impl Call {
-    fn proof(&self, key: &corro_transport::secret::Secret, sender: usize, data: &[u8]) -> [u8; PROOF] {
+    fn proof(&self, key: &corro_transport::secret::Secret, sender: Rank, data: &[u8]) -> [u8; PROOF] {
         key.prove("object", &self.parts(sender, data).each_ref().map(|part| &**part))
     }
 
-    fn parts<'a>(&'a self, sender: usize, data: &'a [u8]) -> [std::borrow::Cow<'a, [u8]>; 5] {
+    fn parts<'a>(&'a self, sender: Rank, data: &'a [u8]) -> [std::borrow::Cow<'a, [u8]>; 5] {
         let Self(set, name, number) = self;
         let number = number.to_le_bytes().to_vec();
         [
             set.to_le_bytes().to_vec().into(),
             name.as_bytes().into(),
             number.into(),
-            (sender as u64).to_le_bytes().to_vec().into(),
+            (sender.index() as u64).to_le_bytes().to_vec().into(),
             data.into(),
         ]
     }
@@ -66,7 +66,7 @@ pub(crate) fn object_call(py: Python<'_>, set_id: Option<u32>, name: &str) -> Py
 #[expect(clippy::needless_pass_by_value, reason = "extracted from a Python tuple")]
 pub(crate) fn object_proof(py: Python<'_>, call: Call, sender: usize, data: &[u8]) -> PyResult<Py<PyBytes>> {
     let engine = engine(py)?;
-    let proof = outside(py, || Ok(call.proof(engine.object_key(), sender, data)))?;
+    let proof = outside(py, || Ok(call.proof(engine.object_key(), Rank::new(sender), data)))?;
     Ok(PyBytes::new(py, &proof).unbind())
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn check_object(py: Python<'_>, call: Call, sender: usize, sealed: &[
     let engine = engine(py)?;
     outside(py, || {
         let proven = sealed.split_last_chunk::<PROOF>().is_some_and(|(data, proof)| {
-            let parts = call.parts(sender, data);
+            let parts = call.parts(Rank::new(sender), data);
             engine.object_key().verify("object", &parts.each_ref().map(|part| &**part), proof)
         });
         if proven {

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "tensors arrive as addresses")]
 
-use corro_core::{Buffer, DType, Error, ReduceOp, Result, Shape};
+use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
 use corro_engine::{Device, Kind, Outcome, Output as Place, Submission, Ticket};
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
@@ -69,7 +69,7 @@ impl Wanted<'_> {
             "allgather" => Kind::Allgather,
             "alltoall" => Kind::Alltoall { splits: self.splits.clone() },
             "broadcast" => Kind::Broadcast {
-                root: usize::try_from(self.root).map_err(|_| {
+                root: usize::try_from(self.root).map(Rank::new).map_err(|_| {
                     Error::Usage(format!("broadcast received invalid root rank {}: ranks begin at 0", self.root))
                 })?,
             },
@@ -255,7 +255,7 @@ pub(crate) fn join(py: Python<'_>) -> PyResult<usize> {
         let ticket = engine.join()?;
         Ok(if ticket.wait_while(&mut || signals.go_on()) { Ok(ticket.take()?) } else { Err(ticket) })
     })?;
-    let last = outcome.last_joined;
+    let last = outcome.last_joined.map(Rank::index);
     last.ok_or_else(|| exception(py, &Error::Bug("a join ended without saying who came last".into())))
 }
 

@@ -77,7 +77,7 @@ pub(crate) fn start_job(py: Python<'_>, wanted: Wanted) -> PyResult<Ended> {
     let outcome = outcome.map_err(|error| exception(py, &error))?;
     let failure = outcome.failure.as_ref().map(|failure| {
         let rank = match failure {
-            Failure::Rank { rank, .. } | Failure::Stuck { rank, .. } => Some(*rank),
+            Failure::Rank { rank, .. } | Failure::Stuck { rank, .. } => Some(rank.index()),
             _ => None,
         };
         (describe(failure, &outcome.last_lines), rank)

@@ -43,8 +43,14 @@ pub(crate) extern "C" fn corro_tensorflow_register() {
     let mut outcome = OUTCOME.lock().unwrap_or_else(PoisonError::into_inner);
     // A second registration of the same operation would end the process.
     if outcome.is_none() {
-        *outcome = Some(api::load().and_then(ops::register_all));
+        *outcome = Some(register());
     }
+}
+
+fn register() -> Result<(), String> {
+    let api = api::load()?;
+    ops::define_all(api)?;
+    run::register_kernels(api)
 }
 
 /// Makes collectives known to XLA, or says why that is not possible. Once is enough.

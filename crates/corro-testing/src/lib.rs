@@ -7,6 +7,8 @@
 //!
 //! Nothing in here knows the engine or the launcher: what only one crate's tests need stays with them.
 
+#![forbid(unsafe_code)]
+
 mod folder;
 pub mod job;
 mod knobs;

@@ -89,7 +89,7 @@ impl Fabric {
         rendezvous: &mut dyn Rendezvous,
         settings: Settings,
     ) -> Result<Arc<Self>> {
-        if rank >= size {
+        if rank.index() >= size {
             return Err(Error::Usage(format!("rank {rank} in a job of {size} ranks")));
         }
         let endpoint = Endpoint::bind(EndpointConfig {
@@ -115,7 +115,7 @@ impl Fabric {
         let names = Secret::from_bytes(secret.derive(&format!("socket names {}", settings.epoch)));
         let reach = Reach::Processes { endpoint: Box::new(endpoint), names, token: secret.derive("shared memory") };
         // All ranks of the host count, not only those of one group.
-        let here = cards.iter().filter(|c| c.locality == cards[rank].locality).count();
+        let here = cards.iter().filter(|c| c.locality == cards[rank.index()].locality).count();
         let (may_spin, epoch) = (may_spin(&settings, here), settings.epoch);
         Ok(Arc::new(Self {
             rank,
@@ -137,7 +137,7 @@ impl Fabric {
             .iter()
             .map(|h| Card { host: format!("host{h}"), locality: format!("host{h}"), addresses: vec![] })
             .collect();
-        (0..hosts.len())
+        Rank::all(hosts.len())
             .map(|rank| {
                 let reach = Reach::Threads(Arc::clone(&hub));
                 let may_spin = may_spin(settings, hosts.len());
@@ -163,6 +163,11 @@ impl Fabric {
     /// What each rank said about itself.
     pub fn cards(&self) -> &[Card] {
         &self.cards
+    }
+
+    /// What this rank of the job said about itself.
+    pub fn card(&self, rank: Rank) -> &Card {
+        &self.cards[rank.index()]
     }
 
     /// How it behaves.
@@ -215,7 +220,7 @@ impl Fabric {
     /// Makes memory that `members` share, `bytes` for each. All of them must call this, with a number that is theirs alone.
     /// `None` unless there are several and all are on one host.
     pub fn pool(self: &Arc<Self>, id: GroupId, members: &[Rank], bytes: usize) -> Result<Option<Arc<Pool>>> {
-        let here = |r: &Rank| self.cards.get(*r).is_some_and(|c| c.locality == self.cards[self.rank].locality);
+        let here = |r: &Rank| self.cards.get(r.index()).is_some_and(|c| c.locality == self.card(self.rank).locality);
         if members.len() < 2 || !members.iter().all(here) {
             return Ok(None);
         }
@@ -239,12 +244,11 @@ impl Fabric {
             .iter()
             .position(|r| *r == self.rank)
             .ok_or_else(|| Error::Usage(format!("rank {} is not a member of the provided process set", self.rank)))?;
-        if !members.is_sorted_by(|a, b| a < b) || members.last().is_some_and(|r| *r >= self.size()) {
+        if !members.is_sorted_by(|a, b| a < b) || members.last().is_some_and(|r| r.index() >= self.size()) {
             return Err(Error::Usage(format!("{members:?} are not ascending ranks of a job of {}", self.size())));
         }
-        let locality = |r: &Rank| &self.cards[*r].locality;
-        let local: Vec<usize> =
-            (0..members.len()).filter(|m| locality(&members[*m]) == &self.cards[self.rank].locality).collect();
+        let locality = |rank: Rank| &self.card(rank).locality;
+        let local: Vec<usize> = (0..members.len()).filter(|m| locality(members[*m]) == locality(self.rank)).collect();
         let mut links = Links {
             fabric: Arc::clone(self),
             id,
@@ -327,7 +331,7 @@ impl Links {
     pub fn hosts(&self) -> Vec<Vec<usize>> {
         let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
         for (member, rank) in self.members.iter().enumerate() {
-            let locality = self.fabric.cards[*rank].locality.as_str();
+            let locality = self.fabric.card(*rank).locality.as_str();
             match hosts.iter_mut().find(|(l, _)| *l == locality) {
                 Some((_, members)) => members.push(member),
                 None => hosts.push((locality, vec![member])),
@@ -401,7 +405,7 @@ impl Links {
 
     fn member(&self, rank: Rank, seats: &Seats, seat: usize) -> Member {
         let exit = seats.exits[seat].as_ref().and_then(|fd| fd.try_clone().ok());
-        Member { rank, host: self.fabric.cards[rank].host.clone(), exit }
+        Member { rank, host: self.fabric.card(rank).host.clone(), exit }
     }
 
     fn connect(&self, member: usize) -> Result<Link> {
@@ -445,7 +449,7 @@ impl Links {
             return Err(Error::Bug("threads have no network".into()));
         };
         let rank = self.members[member];
-        let card = &self.fabric.cards[rank];
+        let card = self.fabric.card(rank);
         let peer = PeerAddress { rank, host: card.host.clone(), addresses: card.addresses.clone() };
         let limit = self.wait_limit();
         // The higher rank dials. Dialling never waits for the other's program, only for its listener, and accepting
@@ -471,7 +475,7 @@ fn collect_cards(
     rendezvous: &mut dyn Rendezvous,
     deadline: Deadline,
 ) -> Result<Vec<Vec<u8>>> {
-    let keys: Vec<String> = (0..size).map(|r| card_key(epoch, r)).collect();
+    let keys: Vec<String> = Rank::all(size).map(|rank| card_key(epoch, rank)).collect();
     let mut reminder = Reminder::new();
     loop {
         let left = deadline.left().unwrap_or(Duration::MAX).min(reminder.left());
@@ -488,7 +492,7 @@ fn collect_cards(
             return Err(Error::peer_lost(*first, "an unknown host", cause));
         }
         // The first of those who are here speaks for all.
-        if reminder.is_due() && !missing.is_empty() && (0..rank).all(|lower| missing.contains(&lower)) {
+        if reminder.is_due() && !missing.is_empty() && Rank::all(rank.index()).all(|lower| missing.contains(&lower)) {
             tracing::warn!(
                 "rank {rank} waits for ranks {missing:?}, which have not come to the rendezvous yet. They may still be busy \
                  before init(); see what they write. CORRO_CONNECT_TIMEOUT says for how long ranks wait"
@@ -500,7 +504,7 @@ fn collect_cards(
 /// Which ranks have not left their card, as far as a short look tells: the first few.
 fn missing(epoch: u64, size: usize, rendezvous: &mut dyn Rendezvous) -> Vec<Rank> {
     let mut absent = |rank: &Rank| rendezvous.collect(&[card_key(epoch, *rank)], Deadline::after(BRIEFLY)).is_err();
-    (0..size).filter(|rank| absent(rank)).take(4).collect()
+    Rank::all(size).filter(|rank| absent(rank)).take(4).collect()
 }
 
 fn card_key(epoch: u64, rank: Rank) -> String {

@@ -452,7 +452,7 @@ fn encode_hello(purpose: Purpose, nonce: &[u8; 32]) -> Result<[u8; HELLO_BYTES]>
             if index >= count || count as usize > MAX_STREAMS {
                 return Err(Error::Usage(format!("stream {index} of {count}: at most {MAX_STREAMS} are possible")));
             }
-            (if control { CONTROL } else { LINK }, from as u64, to as u64, group.0, index, count)
+            (if control { CONTROL } else { LINK }, from.index() as u64, to.index() as u64, group.0, index, count)
         }
         Purpose::Store => (STORE, 0, 0, 0, 0, 0),
         Purpose::Messages => (MESSAGES, 0, 0, 0, 0, 0),
@@ -487,7 +487,10 @@ fn decode_hello(hello: &[u8; HELLO_BYTES]) -> Result<Purpose> {
     }
     let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| hello[at + i]));
     let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| hello[at + i]));
-    let rank = |at: usize| Rank::try_from(long(at)).map_err(|_| Error::Malformed("a rank beyond all bounds".into()));
+    let rank = |at: usize| {
+        let number = usize::try_from(long(at)).map_err(|_| Error::Malformed("a rank beyond all bounds".into()));
+        number.map(Rank::new)
+    };
     let (index, count) = (short(32), short(36));
     match kind {
         LINK | CONTROL if index < count && count as usize <= MAX_STREAMS => {

@@ -11,7 +11,7 @@ fn secret(seed: u8) -> Arc<Secret> {
 }
 
 fn link() -> Purpose {
-    Purpose::Link { from: 5, to: 2, group: GroupId(77), index: 1, count: 4, control: false }
+    Purpose::Link { from: Rank::new(5), to: Rank::new(2), group: GroupId(77), index: 1, count: 4, control: false }
 }
 
 fn client(seed: u8, purpose: Purpose, binding: Binding) -> Client {
@@ -54,7 +54,7 @@ fn run(client: &mut Client, server: &mut Server, mut meddle: impl FnMut(usize, &
 #[test]
 fn members_of_one_job_agree() {
     let tls = Binding::Tls([3; 32]);
-    for (purpose, serves) in [(link(), Serves::Rank(2)), (Purpose::Store, Serves::Store)] {
+    for (purpose, serves) in [(link(), Serves::Rank(Rank::new(2))), (Purpose::Store, Serves::Store)] {
         for binding in [Binding::Plain, tls] {
             let agreed = run(&mut client(1, purpose, binding), &mut server(1, serves, binding), |_, _| {});
             assert_eq!(agreed, Ok(purpose));
@@ -64,7 +64,7 @@ fn members_of_one_job_agree() {
 
 #[test]
 fn bytes_may_come_one_by_one() {
-    let (mut c, mut s) = (client(1, link(), Binding::Plain), server(1, Serves::Rank(2), Binding::Plain));
+    let (mut c, mut s) = (client(1, link(), Binding::Plain), server(1, Serves::Rank(Rank::new(2)), Binding::Plain));
     let trickle = |from: Vec<u8>, to: &mut dyn Side| {
         for byte in from {
             assert!(to.wanted() > 0);
@@ -85,9 +85,9 @@ fn bytes_may_come_one_by_one() {
 #[test]
 fn another_secret_or_tunnel_is_found_out_by_the_client_first() {
     let pairs = [
-        (client(1, link(), Binding::Plain), server(2, Serves::Rank(2), Binding::Plain)),
-        (client(1, link(), Binding::Tls([1; 32])), server(1, Serves::Rank(2), Binding::Tls([2; 32]))),
-        (client(1, link(), Binding::Plain), server(1, Serves::Rank(2), Binding::Tls([0; 32]))),
+        (client(1, link(), Binding::Plain), server(2, Serves::Rank(Rank::new(2)), Binding::Plain)),
+        (client(1, link(), Binding::Tls([1; 32])), server(1, Serves::Rank(Rank::new(2)), Binding::Tls([2; 32]))),
+        (client(1, link(), Binding::Plain), server(1, Serves::Rank(Rank::new(2)), Binding::Tls([0; 32]))),
     ];
     for (mut c, mut s) in pairs {
         let error = run(&mut c, &mut s, |_, _| {}).unwrap_err();
@@ -102,7 +102,7 @@ fn another_secret_or_tunnel_is_found_out_by_the_client_first() {
 fn a_client_without_the_secret_is_not_accepted() {
     // It skips the check of the server, which an attacker's client would.
     let mut honest = client(1, link(), Binding::Plain);
-    let mut s = server(1, Serves::Rank(2), Binding::Plain);
+    let mut s = server(1, Serves::Rank(Rank::new(2)), Binding::Plain);
     s.receive(&drain(&mut honest)).unwrap();
     let challenge = drain(&mut s);
     let forged = secret(2).prove("client", &[&challenge]);
@@ -113,7 +113,7 @@ fn a_client_without_the_secret_is_not_accepted() {
 #[test]
 fn a_servers_proof_sent_back_is_no_clients_proof() {
     let mut c = client(1, link(), Binding::Plain);
-    let mut s = server(1, Serves::Rank(2), Binding::Plain);
+    let mut s = server(1, Serves::Rank(Rank::new(2)), Binding::Plain);
     s.receive(&drain(&mut c)).unwrap();
     let challenge = drain(&mut s);
     assert!(s.receive(&challenge[32..]).is_err());
@@ -123,9 +123,10 @@ fn a_servers_proof_sent_back_is_no_clients_proof() {
 fn replayed_bytes_are_worthless() {
     let mut captured = vec![Vec::new(); 4];
     let record = |n: usize, bytes: &mut Vec<u8>| captured[n].clone_from(bytes);
-    run(&mut client(1, link(), Binding::Plain), &mut server(1, Serves::Rank(2), Binding::Plain), record).unwrap();
+    run(&mut client(1, link(), Binding::Plain), &mut server(1, Serves::Rank(Rank::new(2)), Binding::Plain), record)
+        .unwrap();
     // To a server: its nonce is another one now.
-    let mut s = server(1, Serves::Rank(2), Binding::Plain);
+    let mut s = server(1, Serves::Rank(Rank::new(2)), Binding::Plain);
     s.receive(&captured[0]).unwrap();
     assert!(matches!(s.receive(&captured[2]), Err(Error::Unauthenticated(_))));
     // To a client: its nonce is another one too.
@@ -138,7 +139,7 @@ fn nonces_differ() {
     let hello = |_: usize| drain(&mut Client::new(secret(1), link(), Binding::Plain).unwrap());
     assert_ne!(hello(0), hello(1));
     let challenge = || {
-        let mut s = server(1, Serves::Rank(2), Binding::Plain);
+        let mut s = server(1, Serves::Rank(Rank::new(2)), Binding::Plain);
         s.receive(&drain(&mut client(1, link(), Binding::Plain))).unwrap();
         drain(&mut s)
     };
@@ -148,9 +149,9 @@ fn nonces_differ() {
 #[test]
 fn the_wrong_door_stays_shut_and_says_which_it_is() {
     let table = [
-        (link(), Serves::Rank(3), "this is rank 3"),
+        (link(), Serves::Rank(Rank::new(3)), "this is rank 3"),
         (link(), Serves::Store, "rendezvous store"),
-        (Purpose::Store, Serves::Rank(3), "this is rank 3"),
+        (Purpose::Store, Serves::Rank(Rank::new(3)), "this is rank 3"),
     ];
     for (purpose, serves, word) in table {
         let mut s = server(1, serves, Binding::Plain);
@@ -163,7 +164,7 @@ fn the_wrong_door_stays_shut_and_says_which_it_is() {
 #[test]
 fn withdrawing_is_told_from_having_another_secret() {
     let mut c = client(1, link(), Binding::Plain);
-    let mut s = server(1, Serves::Rank(2), Binding::Plain);
+    let mut s = server(1, Serves::Rank(Rank::new(2)), Binding::Plain);
     s.receive(&drain(&mut c)).unwrap();
     c.receive(&drain(&mut s)).unwrap();
     c.withdraw().unwrap();
@@ -180,7 +181,7 @@ fn tls_at_a_plain_door_is_recognised() {
 
 #[test]
 fn more_than_was_asked_for_is_refused() {
-    let mut s = server(1, Serves::Rank(2), Binding::Plain);
+    let mut s = server(1, Serves::Rank(Rank::new(2)), Binding::Plain);
     let mut hello = drain(&mut client(1, link(), Binding::Plain));
     hello.push(0);
     assert!(matches!(s.receive(&hello), Err(Error::Malformed(_))));
@@ -192,14 +193,15 @@ fn more_than_was_asked_for_is_refused() {
 fn another_version_names_the_cure() {
     let mut hello = drain(&mut client(1, link(), Binding::Plain));
     hello[6] = 9;
-    let error = server(1, Serves::Rank(2), Binding::Plain).receive(&hello).unwrap_err().to_string();
+    let error = server(1, Serves::Rank(Rank::new(2)), Binding::Plain).receive(&hello).unwrap_err().to_string();
     assert!(error.contains("same release"), "{error}");
 }
 
 #[test]
 fn absurd_streams_are_refused() {
     for (index, count) in [(0, 0), (4, 4), (0, MAX_STREAMS as u32 + 1)] {
-        let purpose = Purpose::Link { from: 1, to: 2, group: GroupId(0), index, count, control: false };
+        let purpose =
+            Purpose::Link { from: Rank::new(1), to: Rank::new(2), group: GroupId(0), index, count, control: false };
         assert!(Client::with_nonce(secret(1), purpose, Binding::Plain, NONCE).is_err());
     }
 }
@@ -208,7 +210,7 @@ proptest! {
     #[test]
     fn one_flipped_bit_anywhere_ends_it(message in 0usize..4, at: usize, bit in 0u8..8) {
         let mut c = client(1, link(), Binding::Plain);
-        let mut s = server(1, Serves::Rank(2), Binding::Plain);
+        let mut s = server(1, Serves::Rank(Rank::new(2)), Binding::Plain);
         let outcome = run(&mut c, &mut s, |n, bytes| {
             if n == message {
                 let at = at % bytes.len();
@@ -221,7 +223,7 @@ proptest! {
     #[test]
     fn a_message_cut_short_is_waited_for(message in 0usize..4, keep: usize) {
         let mut c = client(1, link(), Binding::Plain);
-        let mut s = server(1, Serves::Rank(2), Binding::Plain);
+        let mut s = server(1, Serves::Rank(Rank::new(2)), Binding::Plain);
         let outcome = run(&mut c, &mut s, |n, bytes| {
             if n == message {
                 let keep = keep % bytes.len();
@@ -235,10 +237,10 @@ proptest! {
     #[test]
     fn every_field_of_the_hello_is_agreed_on(from: usize, to: usize, group: u64, count in 1u32..=64, index in 0u32..64) {
         prop_assume!(index < count);
-        let purpose = Purpose::Link { from, to, group: GroupId(group), index, count, control: index % 2 == 1 };
+        let purpose = Purpose::Link { from: Rank::new(from), to: Rank::new(to), group: GroupId(group), index, count, control: index % 2 == 1 };
         let agreed = run(
             &mut client(1, purpose, Binding::Plain),
-            &mut server(1, Serves::Rank(to), Binding::Plain),
+            &mut server(1, Serves::Rank(Rank::new(to)), Binding::Plain),
             |_, _| {},
         );
         prop_assert_eq!(agreed, Ok(purpose));
@@ -246,7 +248,7 @@ proptest! {
 
     #[test]
     fn garbage_never_panics_and_gets_no_answer(pieces in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..100), 1..8)) {
-        let mut s = server(1, Serves::Rank(2), Binding::Plain);
+        let mut s = server(1, Serves::Rank(Rank::new(2)), Binding::Plain);
         let mut c = client(1, link(), Binding::Plain);
         drain(&mut c);
         for piece in &pieces {

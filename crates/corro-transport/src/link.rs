@@ -244,7 +244,7 @@ impl Link {
     pub(crate) fn say_goodbye(&mut self, culprit: Rank) {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&GOODBYE.to_le_bytes());
-        bytes[4..8].copy_from_slice(&(culprit as u32).to_le_bytes());
+        bytes[4..8].copy_from_slice(&(culprit.index() as u32).to_le_bytes());
         for lane in self.lanes.iter_mut().filter(|lane| !lane.sending) {
             let _ = lane.stream.try_write(&bytes);
             let _ = lane.stream.try_flush();
@@ -257,8 +257,8 @@ impl Link {
         if word(0) != GOODBYE {
             return None;
         }
-        let culprit = word(4) as usize;
-        let host = self.hosts.get(culprit).map_or("an unknown host", String::as_str);
+        let culprit = Rank::new(word(4) as usize);
+        let host = self.hosts.get(culprit.index()).map_or("an unknown host", String::as_str);
         Some(Error::peer_lost(culprit, host, format!("rank {} found it gone or stuck, or gave up itself", self.peer)))
     }
 
@@ -282,7 +282,7 @@ impl Link {
 
     /// The error that says this link is of no more use.
     pub fn lost(&self, broken: Broken) -> Error {
-        let host = self.hosts.get(self.peer).map_or("an unknown host", String::as_str);
+        let host = self.hosts.get(self.peer.index()).map_or("an unknown host", String::as_str);
         Error::peer_lost(self.peer, host, broken.0)
     }
 }

@@ -92,7 +92,7 @@ impl Place {
 
     /// What all processes that the environment takes for this rank have in common, and no others do; see [`hold`].
     pub fn claim(&self) -> [u8; 32] {
-        let rank = (self.rank as u64).to_le_bytes();
+        let rank = (self.rank.index() as u64).to_le_bytes();
         match &self.meeting {
             Meeting::Launcher { secret, .. } => secret.prove("rank", &[&rank]),
             Meeting::Told { host, port, secret } => {
@@ -171,7 +171,7 @@ impl Fabric {
                 Self::join(rank, size, secret, &mut client, settings)
             }
             Meeting::Told { host, port, secret } => {
-                let client = if rank == 0 {
+                let client = if rank == Rank::ZERO {
                     serve_for_good(*port, secret, settings.tls)?;
                     store::Client::connect(&here(*port), secret, settings.tls, deadline)?
                 } else {
@@ -181,7 +181,7 @@ impl Fabric {
             }
             Meeting::File { path, port } => {
                 let path = path.with_extension(time.to_string());
-                if rank > 0 {
+                if rank != Rank::ZERO {
                     let (client, secret) = meeting_file::follow(&path, settings.tls, deadline)?;
                     return join_and_wait(place, &secret, Numbered { client, time }, settings, deadline);
                 }
@@ -206,7 +206,7 @@ fn join_and_wait(
 ) -> Result<Arc<Fabric>> {
     let fabric = Fabric::join(place.rank, place.size, secret, &mut store, settings)?;
     store.publish(&format!("joined/{}", place.rank), Vec::new(), deadline)?;
-    if place.rank == 0 {
+    if place.rank == Rank::ZERO {
         let all: Vec<String> = (0..place.size).map(|rank| format!("joined/{rank}")).collect();
         store.collect(&all, deadline)?;
     }
@@ -336,7 +336,7 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("corro-meet-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join("job");
-        let ranks: Vec<_> = (0..3)
+        let ranks: Vec<_> = Rank::all(3)
             .map(|rank| {
                 let path = path.clone();
                 std::thread::spawn(move || {
@@ -347,7 +347,7 @@ mod tests {
                     let meeting = Meeting::File { path: path.clone(), port: 0 };
                     let place = Place { rank, size: 3, one_host: true, meeting };
                     let settings = Settings { area: 1 << 16, ..Settings::default() };
-                    if rank > 0 {
+                    if rank != Rank::ZERO {
                         let (client, secret) = secret_and_client(&path).unwrap();
                         return join_and_wait(&place, &secret, Numbered { client, time: 0 }, settings, deadline)
                             .unwrap()

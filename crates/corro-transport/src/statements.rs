@@ -159,7 +159,7 @@ mod tests {
         let (mut from, to) = std::io::pipe().unwrap();
         let channel = Channel::open(&describe(&to).unwrap()).unwrap();
         let statements = [
-            Statement::suffers(3, "lost rank 3"),
+            Statement::suffers(Rank::new(3), "lost rank 3"),
             Statement::Leaves { reason: corro_core::Reason::ShutDown { after: None }, because_of: None },
         ];
         for statement in &statements {
@@ -193,8 +193,8 @@ mod tests {
         let testimony = Testimony::new();
         testimony.channel.set(Channel::open(&describe(&to).unwrap())).unwrap();
         testimony.suffers(&Error::Usage("its own fault".into()));
-        testimony.suffers(&Error::peer_lost(3, "node7", "gone"));
-        testimony.suffers(&Error::peer_lost(4, "node7", "a consequence"));
+        testimony.suffers(&Error::peer_lost(Rank::new(3), "node7", "gone"));
+        testimony.suffers(&Error::peer_lost(Rank::new(4), "node7", "a consequence"));
         let raised = || Reason::Raised(Exception::new("E", "", vec![]));
         testimony.leaves(raised(), &["wrapped".into(), "step 3: lost rank 3 on node7: gone".into()]);
         testimony.leaves(Reason::Ended { code: None, after: None }, &["another matter".into()]);
@@ -210,8 +210,8 @@ mod tests {
             at += used;
         }
         let wanted = [
-            Statement::suffers(3, "lost rank 3 on node7: gone"),
-            Statement::Leaves { reason: raised(), because_of: Some(3) },
+            Statement::suffers(Rank::new(3), "lost rank 3 on node7: gone"),
+            Statement::Leaves { reason: raised(), because_of: Some(Rank::new(3)) },
             Statement::Leaves { reason: Reason::Ended { code: None, after: None }, because_of: None },
             Statement::Returns,
         ];
@@ -223,9 +223,9 @@ mod tests {
         let (from, to) = std::io::pipe().unwrap();
         let channel = Channel::open(&describe(&to).unwrap()).unwrap();
         for _ in 0..100 {
-            channel.tell(&Statement::suffers(1, &"x".repeat(5000)));
+            channel.tell(&Statement::suffers(Rank::new(1), &"x".repeat(5000)));
         }
         drop(from);
-        channel.tell(&Statement::suffers(1, "nobody reads"));
+        channel.tell(&Statement::suffers(Rank::new(1), "nobody reads"));
     }
 }

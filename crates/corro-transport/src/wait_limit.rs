@@ -100,6 +100,8 @@ impl WaitLimit {
 
 #[cfg(test)]
 mod tests {
+    use corro_core::Rank;
+
     use super::*;
 
     #[test]
@@ -109,7 +111,7 @@ mod tests {
         assert!(!limit.is_over() && limit.nap() == LOOK_UP);
         withdrawal.set();
         assert_eq!(limit.check(), Err(Error::Withdrawn));
-        let reason = Error::peer_lost(3, "node7", "it has exited");
+        let reason = Error::peer_lost(Rank::new(3), "node7", "it has exited");
         given_up.set(reason.clone());
         given_up.set(Error::Bug("later".into()));
         assert_eq!(limit.check(), Err(reason));
@@ -119,7 +121,7 @@ mod tests {
     #[test]
     fn what_is_being_opened_when_it_is_given_up_fails_with_the_reason() {
         let (withdrawal, given_up) = (Withdrawal::default(), GivenUp::default());
-        let reason = Error::peer_lost(3, "node7", "it has exited");
+        let reason = Error::peer_lost(Rank::new(3), "node7", "it has exited");
         let opened = given_up.while_opening(&withdrawal, || {
             given_up.set(reason.clone());
             if withdrawal.is_set() { Err(Error::Withdrawn) } else { Ok(()) }

@@ -9,7 +9,7 @@ use corro_agreement::message::{Decision, Up};
 use corro_agreement::node::{Action, Node, Rules};
 use corro_agreement::simulator::allreduce;
 use corro_agreement::tree::neighbours;
-use corro_core::{Error, codec};
+use corro_core::{Error, Rank, codec};
 
 /// Feeds it.
 pub fn run(bytes: &[u8]) {
@@ -17,7 +17,7 @@ pub fn run(bytes: &[u8]) {
     let hosts = [vec![0, 1, 2], vec![3, 4]];
     // The root, one in the middle, a leaf.
     let me = [0, 3, 4][usize::from(who % 3)];
-    let mut node = Node::new(me, (0..5).collect(), neighbours(&hosts, 2, me), Rules::default());
+    let mut node = Node::new(Rank::new(me), Rank::all(5).collect(), neighbours(&hosts, 2, me), Rules::default());
     let mut now = Duration::ZERO;
     while let Some((&what, after)) = rest.split_first() {
         rest = after;
@@ -45,7 +45,7 @@ pub fn run(bytes: &[u8]) {
                 }
             }
             _ if what & 8 == 0 => node.join(now),
-            _ => node.fail(now, Error::peer_lost(usize::from(what / 16), "here", "gone")),
+            _ => node.fail(now, Error::peer_lost(Rank::new(usize::from(what / 16)), "here", "gone")),
         }
         act(&mut node, now);
     }
@@ -78,7 +78,9 @@ fn act(node: &mut Node, now: Duration) {
             match action {
                 Action::Run(agreed) => drop(fusion::batches(&agreed, Rules::default().fusion)),
                 Action::Asked => node.answer("fuzzing".into(), false),
-                Action::Silent(member, _) => node.lost(now, member, Error::peer_lost(member, "here", "silent")),
+                Action::Silent(member, _) => {
+                    node.lost(now, member, Error::peer_lost(Rank::new(member), "here", "silent"))
+                }
                 _ => {}
             }
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use corro_core::GroupId;
+use corro_core::{GroupId, Rank};
 use corro_transport::handshake::{Binding, Client, Purpose, Server, Serves, Side};
 use corro_transport::secret::Secret;
 
@@ -10,11 +10,18 @@ use corro_transport::secret::Secret;
 pub fn run(bytes: &[u8]) {
     let Some((&mode, mut rest)) = bytes.split_first() else { return };
     let secret = Arc::new(Secret::from_bytes([1; 32]));
-    let serves = if mode & 1 == 0 { Serves::Rank(2) } else { Serves::Store };
+    let serves = if mode & 1 == 0 { Serves::Rank(Rank::new(2)) } else { Serves::Store };
     let mut server = Server::new(secret.clone(), serves, Binding::Plain);
     if mode & 2 != 0 {
         let purpose = if mode & 4 == 0 {
-            Purpose::Link { from: 5, to: 2, group: GroupId(7), index: 0, count: 1, control: false }
+            Purpose::Link {
+                from: Rank::new(5),
+                to: Rank::new(2),
+                group: GroupId(7),
+                index: 0,
+                count: 1,
+                control: false,
+            }
         } else {
             Purpose::Store
         };

@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use corro_collectives::{DType, Error, Group, ReduceOp, Result};
-use corro_core::{Buffer, GroupId, Shape, config};
+use corro_core::{Buffer, GroupId, Rank, Shape, config};
 use corro_engine::{Engine, GLOBAL, Options, Submission};
 use corro_transport::{Fabric, Place, Settings};
 
@@ -46,7 +46,7 @@ fn run() -> Result<()> {
     let settings = Settings { timeout: Duration::from_secs(120), ..Settings::from_env()? };
     let place = Place::from_env()?.ok_or_else(|| Error::Usage("no place in a job".into()))?;
     let fabric = Fabric::at(&place, settings)?;
-    let all: Vec<usize> = (0..fabric.size()).collect();
+    let all: Vec<Rank> = Rank::all(fabric.size()).collect();
     let mut raw = Group::open(&fabric, GroupId(7), &all)?;
     let engine = Engine::start(fabric, Options::from_env()?)?;
     compare(&mut raw, &engine, option("--rounds", 15))
@@ -94,7 +94,7 @@ fn compare(group: &mut Group, engine: &Engine, rounds: usize) -> Result<()> {
             }
         }
     }
-    if engine.rank() != 0 {
+    if engine.rank() != Rank::ZERO {
         return Ok(());
     }
     println!(

@@ -27,12 +27,12 @@ struct Ranks {
 impl Ranks {
     fn new(count: usize, rules: Rules) -> Self {
         let hosts = [(0..count).collect()];
-        let node = |rank| Node::new(rank, (0..count).collect(), neighbours(&hosts, 2, rank), rules);
+        let node = |rank| Node::new(Rank::new(rank), Rank::all(count).collect(), neighbours(&hosts, 2, rank), rules);
         let nodes = (0..count).map(node).collect();
         Self { nodes, actions: (0..count).map(|_| Vec::new()).collect(), messages: 0, now: Time::ZERO }
     }
 
-    fn submit(&mut self, rank: Rank, request: Request) {
+    fn submit(&mut self, rank: usize, request: Request) {
         self.nodes[rank].submit(self.now, request);
         self.settle();
     }
@@ -117,7 +117,7 @@ impl Ranks {
     }
 
     /// Runs entry after entry of the plan on one rank; gives their names.
-    fn follow(&mut self, rank: Rank) -> Vec<String> {
+    fn follow(&mut self, rank: usize) -> Vec<String> {
         let mut ran = Vec::new();
         while let Some(agreed) = self.nodes[rank].begin(self.now) {
             ran.extend(agreed.iter().map(|a| a.name.clone()));
@@ -453,7 +453,7 @@ fn a_number_said_long_ago_is_said_in_full_so_that_the_missing_are_known() {
     assert!(told.len() == 1 && told[0].contains("3!: [a] (thinking)"), "{told:?}");
     ranks.pass(second(20));
     assert!(ranks.stalls().is_empty(), "once it is too much, it is said once");
-    let error = Error::peer_lost(3, "here", "it has made others wait");
+    let error = Error::peer_lost(Rank::new(3), "here", "it has made others wait");
     ranks.nodes[0].give_up(ranks.now, error.clone());
     ranks.settle();
     assert_eq!(ranks.told(), [format!("over: {error}")]);
@@ -549,7 +549,7 @@ fn what_the_root_hears_of_first_is_why_all_end() {
 #[test]
 fn without_the_roots_word_a_member_goes_by_what_it_sees() {
     let mut ranks = Ranks::new(3, Rules::default());
-    let error = Error::peer_lost(0, "here", "gone");
+    let error = Error::peer_lost(Rank::new(0), "here", "gone");
     ranks.nodes[1].fail(ranks.now, Error::Bug("mine".into()));
     ranks.nodes[1].heard_from(ranks.now, 0);
     ranks.nodes[1].tick(VERDICT_TIME);
@@ -561,7 +561,7 @@ fn without_the_roots_word_a_member_goes_by_what_it_sees() {
 #[test]
 fn if_the_parent_does_not_answer_either_it_is_the_one_to_blame() {
     let mut ranks = Ranks::new(3, Rules::default());
-    ranks.nodes[1].fail(ranks.now, Error::peer_lost(2, "here", "it has left"));
+    ranks.nodes[1].fail(ranks.now, Error::peer_lost(Rank::new(2), "here", "it has left"));
     assert_eq!(ranks.nodes[1].flush(ranks.now).0[0], Up::AreYouThere);
     ranks.nodes[1].tick(VERDICT_TIME);
     assert!(ranks.nodes[1].take_actions().is_empty(), "it may be slow");
@@ -574,15 +574,15 @@ fn if_the_parent_does_not_answer_either_it_is_the_one_to_blame() {
 #[test]
 fn what_is_seen_in_the_tree_counts_more_than_what_is_seen_in_a_collective() {
     let mut ranks = Ranks::new(7, Rules::default());
-    ranks.nodes[5].fail(ranks.now, Error::peer_lost(4, "here", "it has left"));
+    ranks.nodes[5].fail(ranks.now, Error::peer_lost(Rank::new(4), "here", "it has left"));
     ranks.settle();
     assert!(ranks.told().is_empty(), "the root listens");
-    ranks.nodes[2].lost(ranks.now, 6, Error::peer_lost(6, "here", "gone"));
+    ranks.nodes[2].lost(ranks.now, 6, Error::peer_lost(Rank::new(6), "here", "gone"));
     ranks.settle();
     assert_eq!(ranks.told(), ["over: lost rank 6 on here: gone"]);
     let mut ranks = Ranks::new(7, Rules::default());
-    ranks.nodes[5].fail(ranks.now, Error::peer_lost(4, "here", "it has left"));
-    ranks.nodes[4].fail(ranks.now, Error::peer_lost(3, "here", "stuck"));
+    ranks.nodes[5].fail(ranks.now, Error::peer_lost(Rank::new(4), "here", "it has left"));
+    ranks.nodes[4].fail(ranks.now, Error::peer_lost(Rank::new(3), "here", "stuck"));
     ranks.settle();
     ranks.pass(VERDICT_TIME / 2);
     assert_eq!(ranks.told(), ["over: lost rank 3 on here: stuck"], "who accuses another is not the cause");
@@ -591,7 +591,7 @@ fn what_is_seen_in_the_tree_counts_more_than_what_is_seen_in_a_collective() {
 #[test]
 fn a_dead_child_is_not_waited_for_at_the_end() {
     let mut ranks = Ranks::new(3, Rules::default());
-    ranks.nodes[0].lost(ranks.now, 2, Error::peer_lost(2, "here", "gone"));
+    ranks.nodes[0].lost(ranks.now, 2, Error::peer_lost(Rank::new(2), "here", "gone"));
     assert!(!ranks.nodes[0].may_close(), "rank 1 has not been told yet");
     ranks.settle();
     assert!(ranks.nodes[0].may_close());

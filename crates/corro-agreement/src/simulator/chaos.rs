@@ -62,7 +62,7 @@ pub fn scenario(seed: u64, end: End) -> Scenario {
     let per_host = 1 + random.below(6);
     let mut scenario = Scenario::new(ranks, per_host, fan_out);
     for _ in 0..random.below(3) {
-        let members: Vec<Rank> = (0..ranks).filter(|_| random.one_in(2)).collect();
+        let members: Vec<Rank> = Rank::all(ranks).filter(|_| random.one_in(2)).collect();
         if !members.is_empty() {
             scenario.sets.push(members);
         }
@@ -138,6 +138,10 @@ impl Maker {
         }
     }
 
+    fn any_rank(&mut self) -> Rank {
+        Rank::new(self.random.below(self.scenario.ranks))
+    }
+
     fn members(&self, set: usize) -> &[Rank] {
         &self.scenario.sets[set]
     }
@@ -151,9 +155,9 @@ impl Maker {
             self.tensors[at].request.shape = Shape(vec![1 + self.random.below(300)]);
         }
         if self.random.one_in(10) {
-            let rank = self.random.below(self.scenario.ranks);
+            let rank = self.any_rank();
             let phase = self.random.below(self.phases);
-            self.waits[rank][phase] ^= true;
+            self.waits[rank.index()][phase] ^= true;
         }
         let mut tensors = self.tensors.clone();
         if self.random.one_in(12) {
@@ -173,10 +177,10 @@ impl Maker {
             let set = self.random.below(self.scenario.sets.len());
             let threshold = *pick(&mut self.random, &[0, 200, 2000]);
             let first = self.members(set)[0];
-            self.scenario.programs[first].push(Step::Tune { set, threshold });
+            self.scenario.programs[first.index()].push(Step::Tune { set, threshold });
         }
-        let slow = self.random.one_in(25).then(|| self.random.below(self.scenario.ranks));
-        for rank in 0..self.scenario.ranks {
+        let slow = self.random.one_in(25).then(|| self.any_rank());
+        for rank in Rank::all(self.scenario.ranks) {
             let mine: Vec<(Tensor, Option<&'static str>)> = tensors
                 .iter()
                 .enumerate()
@@ -185,7 +189,7 @@ impl Maker {
                     let mut tensor = t.clone();
                     if matches!(t.request.kind, Kind::Allgather) {
                         // Rows of its own.
-                        tensor.request.shape = Shape(vec![t.request.shape.0[0] + rank % 3]);
+                        tensor.request.shape = Shape(vec![t.request.shape.0[0] + rank.index() % 3]);
                     }
                     let fails = odd.as_ref().filter(|o| o.fails.contains(&i)).map(|_| "Mismatched data types");
                     if odd.as_ref().is_some_and(|o| o.rank == rank && o.tensor == i) {
@@ -196,7 +200,7 @@ impl Maker {
                 .collect();
             if slow == Some(rank) {
                 let time = Duration::from_millis(self.random.number() % 5000);
-                self.scenario.programs[rank].push(Step::Compute(time));
+                self.scenario.programs[rank.index()].push(Step::Compute(time));
             }
             self.submit(rank, mine, self.tag, true);
         }
@@ -228,7 +232,7 @@ impl Maker {
         let mut names: Vec<(usize, String)> = Vec::new();
         for phase in 0..self.phases {
             let last = phase + 1 == self.phases;
-            if !last && !self.waits[rank][phase] {
+            if !last && !self.waits[rank.index()][phase] {
                 continue;
             }
             let (mut now, later) = tensors.into_iter().partition(|(t, _)| t.phase <= phase);
@@ -257,7 +261,7 @@ impl Maker {
                 }
             }
         }
-        self.scenario.programs[rank].append(&mut steps);
+        self.scenario.programs[rank.index()].append(&mut steps);
     }
 
     /// Ranks of one set have more data or less; they join when they have run out of it.
@@ -274,9 +278,9 @@ impl Maker {
                 let wait = !(in_a_hurry && step + 1 == count);
                 self.submit(rank, mine, self.tag + 1 + step as u64, wait);
             }
-            self.scenario.programs[rank].push(Step::Join { set });
+            self.scenario.programs[rank.index()].push(Step::Join { set });
             let names = tensors.iter().map(|t| t.request.name.clone()).collect();
-            self.scenario.programs[rank].push(Step::Wait { set, names });
+            self.scenario.programs[rank.index()].push(Step::Wait { set, names });
         }
         self.tag += most as u64 + 1;
     }
@@ -292,7 +296,7 @@ impl Maker {
             self.random.shuffle(&mut names);
             let submit = |name: &&str| Step::Submit { set, request: allreduce(name, 7), tag: 0, fails: None };
             let pause = Step::Compute(self.random.time(self.pause));
-            let program = &mut self.scenario.programs[rank];
+            let program = &mut self.scenario.programs[rank.index()];
             program.push(pause);
             program.extend(names.iter().map(submit));
             program.push(Step::Wait { set, names: names.iter().map(ToString::to_string).collect() });
@@ -302,7 +306,7 @@ impl Maker {
     fn finish(&mut self, end: End) {
         let set = self.random.below(self.scenario.sets.len());
         let rank = *pick(&mut self.random, &self.scenario.sets[set]);
-        let program = &mut self.scenario.programs[rank];
+        let program = &mut self.scenario.programs[rank.index()];
         let at = self.random.below(program.len() + 1);
         match end {
             End::Finished => {}
@@ -320,13 +324,13 @@ impl Maker {
                 let when = Duration::from_micros(self.random.number() % 60_000);
                 self.scenario.deaths.push((rank, when));
                 if self.random.one_in(4) {
-                    let another = self.random.below(self.scenario.ranks);
+                    let another = self.any_rank();
                     self.scenario.deaths.push((another, when + self.random.time(Duration::from_millis(1))));
                 }
             }
         }
         if self.random.one_in(5) {
-            let rank = self.random.below(self.scenario.ranks);
+            let rank = self.any_rank();
             let at = Duration::from_micros(self.random.number() % 60_000);
             let length = Duration::from_millis(self.random.number() % 3000);
             self.scenario.freezes.push((rank, at, length));

@@ -63,11 +63,11 @@ impl World<'_> {
             }
         }
         for (set, Set { nodes, members, .. }) in self.sets.iter().enumerate() {
-            let dead: Vec<Rank> = members.iter().copied().filter(|m| self.programs[*m].dead).collect();
+            let dead: Vec<Rank> = members.iter().copied().filter(|m| self.programs[m.index()].dead).collect();
             // No connection tells of a rank that has stopped: nobody looks for it unless somebody waits.
             let stopped = |rank: &Rank| self.scenario.stops.iter().any(|(stops, _)| stops == rank);
             let stops = dead.iter().any(stopped);
-            let alive = || nodes.iter().filter(|m| !self.programs[m.rank].dead);
+            let alive = || nodes.iter().filter(|m| !self.programs[m.rank.index()].dead);
             for member in alive() {
                 let over = member.node.over();
                 if !member.tickets.is_empty() && over.is_none() {

@@ -19,17 +19,17 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 impl World<'_> {
     /// Goes on with a program until it waits.
     pub(super) fn go_on(&mut self, rank: Rank) -> Checked {
-        if std::mem::replace(&mut self.programs[rank].awake, true) {
+        if std::mem::replace(&mut self.programs[rank.index()].awake, true) {
             return Ok(());
         }
         let went = self.go_on_awake(rank);
-        self.programs[rank].awake = false;
+        self.programs[rank.index()].awake = false;
         went
     }
 
     fn go_on_awake(&mut self, rank: Rank) -> Checked {
         loop {
-            let program = &self.programs[rank];
+            let program = &self.programs[rank.index()];
             if program.sleeps || program.dead {
                 return Ok(());
             }
@@ -46,13 +46,13 @@ impl World<'_> {
                 }
             }
             self.moved = self.now;
-            let program = &mut self.programs[rank];
+            let program = &mut self.programs[rank.index()];
             if program.waits.take().is_some() || program.joining.take().is_some() {
                 program.looks += 1;
                 program.stirred += 1;
                 self.unblock(rank);
             }
-            let program = &mut self.programs[rank];
+            let program = &mut self.programs[rank.index()];
             let Some(step) = program.steps.pop_front() else { return Ok(()) };
             self.note(|| format!("rank {rank} does {step:?}"));
             self.step(rank, step)?;
@@ -63,20 +63,20 @@ impl World<'_> {
         let now = self.now;
         match step {
             Step::Compute(time) => {
-                self.programs[rank].sleeps = true;
+                self.programs[rank.index()].sleeps = true;
                 self.after(time, Event::Program(rank));
             }
             Step::Wait { set, names } => {
-                self.programs[rank].waits = Some((set, names));
+                self.programs[rank.index()].waits = Some((set, names));
                 self.blocks(rank);
             }
             Step::Mark => {
                 let all = self.report.sent.iter().flatten().sum();
-                self.report.marks[rank].push(all);
+                self.report.marks[rank.index()].push(all);
             }
             Step::Submit { set, request, tag, fails } => {
                 let place = (set, self.place(set, rank));
-                let looks = self.programs[rank].looks;
+                let looks = self.programs[rank.index()].looks;
                 let member = self.member(place);
                 if member.node.over().is_none() {
                     member.node.note_looks(looks);
@@ -90,7 +90,7 @@ impl World<'_> {
             }
             Step::Join { set } => {
                 let place = (set, self.place(set, rank));
-                self.programs[rank].joining = Some(set);
+                self.programs[rank.index()].joining = Some(set);
                 self.blocks(rank);
                 let member = self.member(place);
                 if member.node.over().is_none() {
@@ -121,7 +121,7 @@ impl World<'_> {
     /// A program begins to wait: it will say so, unless something comes of it before.
     pub(super) fn blocks(&mut self, rank: Rank) {
         let later = self.random.time(HASTE);
-        let stirred = self.programs[rank].stirred;
+        let stirred = self.programs[rank.index()].stirred;
         self.after(later, Event::Blocked(rank, stirred));
     }
 
@@ -132,7 +132,7 @@ impl World<'_> {
 
     /// It has waited for a while.
     pub(super) fn say_blocked(&mut self, rank: Rank, stirred: u64) -> Checked {
-        let program = &self.programs[rank];
+        let program = &self.programs[rank.index()];
         if program.stirred != stirred || (program.waits.is_none() && program.joining.is_none()) {
             return Ok(());
         }
@@ -159,7 +159,7 @@ impl World<'_> {
 
     /// How a rank stands; `None`: it can still go on, as far as it knows.
     pub(super) fn standing(&self, rank: Rank) -> Option<Standing> {
-        let program = &self.programs[rank];
+        let program = &self.programs[rank.index()];
         if program.sleeps {
             return None;
         }
@@ -186,7 +186,7 @@ impl World<'_> {
                 waits.push(Awaited { set, name: JOIN.into() });
             }
         }
-        let host = format!("host{}", rank / self.scenario.per_host);
+        let host = format!("host{}", rank.index() / self.scenario.per_host);
         (!waits.is_empty()).then_some(Standing { stirred: program.stirred, host, waits, sets })
     }
 }

@@ -137,7 +137,7 @@ impl<'a> World<'a> {
         world.report.received = world.report.sent.clone();
         world.report.over = world.sets.iter().map(|s| vec![None; s.nodes.len()]).collect();
         world.report.stalls = world.sets.iter().map(|s| vec![Vec::new(); s.nodes.len()]).collect();
-        for (rank, steps) in scenario.programs.iter().enumerate() {
+        for (rank, steps) in Rank::all(scenario.ranks).zip(&scenario.programs) {
             let steps = steps.iter().cloned().collect();
             let (sleeps, awake, dead, frozen) = (true, false, false, Time::ZERO);
             world.programs.push(Program {
@@ -173,11 +173,11 @@ impl<'a> World<'a> {
             }
             self.report.events += 1;
             let rank = self.whose(&event);
-            if self.programs[rank].dead {
+            if self.programs[rank.index()].dead {
                 continue;
             }
-            if self.programs[rank].frozen > at {
-                let frozen = self.programs[rank].frozen;
+            if self.programs[rank.index()].frozen > at {
+                let frozen = self.programs[rank.index()].frozen;
                 self.at(frozen, event);
                 continue;
             }
@@ -220,7 +220,7 @@ impl<'a> World<'a> {
         let now = self.now;
         match event {
             Event::Program(rank) => {
-                self.programs[rank].sleeps = false;
+                self.programs[rank.index()].sleeps = false;
                 self.go_on(rank)
             }
             Event::FromChild(place, from, said) => {
@@ -263,11 +263,11 @@ impl<'a> World<'a> {
                 Ok(())
             }
             Event::Stop(rank) => {
-                self.programs[rank].dead = true;
+                self.programs[rank.index()].dead = true;
                 Ok(())
             }
             Event::Freeze(rank, length) => {
-                self.programs[rank].frozen = now + length;
+                self.programs[rank.index()].frozen = now + length;
                 self.moved = now + length;
                 Ok(())
             }
@@ -275,7 +275,7 @@ impl<'a> World<'a> {
     }
 
     fn die(&mut self, rank: Rank) {
-        self.programs[rank].dead = true;
+        self.programs[rank.index()].dead = true;
         for set in 0..self.sets.len() {
             let Some(me) = self.sets[set].members.iter().position(|m| *m == rank) else { continue };
             let near = self.sets[set].nodes[me].node.neighbours().clone();
@@ -293,7 +293,7 @@ impl<'a> World<'a> {
     /// A node was told something: it speaks at once, or a little later.
     pub(super) fn stir(&mut self, place: Place) -> Checked {
         let rank = self.member(place).rank;
-        if self.scenario.gather && self.programs[rank].awake {
+        if self.scenario.gather && self.programs[rank.index()].awake {
             return self.stir_later(place, Duration::ZERO);
         }
         if self.scenario.dither.is_zero() || self.random.one_in(2) {
@@ -361,7 +361,7 @@ impl<'a> World<'a> {
     }
 
     fn delay(&mut self, from: Rank, to: Rank) -> Duration {
-        let host = |rank| rank / self.scenario.per_host;
+        let host = |rank: Rank| rank.index() / self.scenario.per_host;
         let (least, chance) = if host(from) == host(to) { self.scenario.inside } else { self.scenario.between };
         // Now and then much longer than usual.
         let chance = if self.random.one_in(20) { chance * 10 } else { chance };
@@ -412,7 +412,7 @@ impl<'a> World<'a> {
             }
             Action::Silent(member, _) => {
                 let rank = self.sets[set].members[member];
-                if !self.programs[rank].dead {
+                if !self.programs[rank.index()].dead {
                     return Err(format!("rank {rank} counts as lost, and is not"));
                 }
                 self.member(place).node.lost(now, member, lost(rank));
@@ -526,7 +526,7 @@ impl Program {
 fn open(scenario: &Scenario, members: &[Rank]) -> Set {
     let mut hosts: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (place, rank) in members.iter().enumerate() {
-        hosts.entry(rank / scenario.per_host).or_default().push(place);
+        hosts.entry(rank.index() / scenario.per_host).or_default().push(place);
     }
     let hosts: Vec<Vec<usize>> = hosts.into_values().collect();
     let node = |(place, rank): (usize, &Rank)| Member {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use corro_collectives::{Error, Group, ReduceOp, Result};
-use corro_core::Deadline;
+use corro_core::{Deadline, Rank};
 use corro_testing::Random;
 use corro_testing::job::{Job, Plan, role, say, say_result, wait_for_go};
 use corro_transport::secret::Secret;
@@ -102,7 +102,7 @@ fn busy(world: &mut Group) {
 /// The victim joins the job but never comes to open the group.
 fn meet(victim: Option<usize>) {
     let fabric = Fabric::from_env().expect("joining the job");
-    if victim == Some(fabric.rank()) {
+    if victim == Some(fabric.rank().index()) {
         return wait_for_go();
     }
     say_result(&Group::world(&fabric).map(drop));
@@ -110,7 +110,7 @@ fn meet(victim: Option<usize>) {
 
 /// 200 allreduces, checked.
 fn steady(fabric: &Fabric, world: &mut Group) {
-    let port = fabric.cards()[fabric.rank()].addresses.first().expect("an address").port();
+    let port = fabric.card(fabric.rank()).addresses.first().expect("an address").port();
     say(port);
     wait_for_go();
     let n = world.size();
@@ -392,7 +392,7 @@ fn tls_at_one_end_only_is_a_clear_error() {
         };
         let deadline = Deadline::after(Duration::from_secs(10));
         let mut client = store::Client::connect(&[store.address()], &secret, false, deadline)?;
-        let fabric = Fabric::join(rank, 2, &secret, &mut client, settings)?;
+        let fabric = Fabric::join(Rank::new(rank), 2, &secret, &mut client, settings)?;
         Group::world(&fabric)?.allreduce(&mut [1f32], ReduceOp::Sum)
     };
     let results = std::thread::scope(|scope| {
@@ -401,7 +401,7 @@ fn tls_at_one_end_only_is_a_clear_error() {
     });
     for (rank, result) in results.iter().enumerate() {
         let Err(error @ Error::PeerLost { rank: peer, .. }) = result else { panic!("rank {rank}: {result:?}") };
-        assert_eq!(*peer, 1 - rank);
+        assert_eq!(peer.index(), 1 - rank);
         assert!(error.to_string().contains("CORRO_TLS"), "rank {rank}: {error}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::support::{Transport, settings, with_fabrics};
 use corro_collectives::{Group, ReduceOp, Reduction, Tensor};
-use corro_core::{DType, GroupId};
+use corro_core::{DType, GroupId, Rank};
 use corro_transport::Fabric;
 
 const TRANSPORTS: [Transport; 2] = [Transport::Threads, Transport::Shm];
@@ -40,7 +40,7 @@ fn in_place<'a>(tensors: &'a mut [&mut [u8]]) -> Vec<Tensor<'a>> {
 }
 
 fn check(fabric: &Arc<Fabric>, begins_at: impl Fn(usize) -> Option<usize>) {
-    let members: Vec<usize> = (0..fabric.size()).collect();
+    let members: Vec<Rank> = Rank::all(fabric.size()).collect();
     let mut group = Group::world(fabric).unwrap();
     let pool = fabric.pool(GroupId(77), &members, 8 << 20).unwrap().expect("all are on one host");
     let mut shared = pool.part();
@@ -51,13 +51,13 @@ fn check(fabric: &Arc<Fabric>, begins_at: impl Fn(usize) -> Option<usize>) {
             let mut wanted = vec![0; private.len()];
             let fill = |tensors: &mut [&mut [u8]]| {
                 for (i, tensor) in tensors.iter_mut().enumerate() {
-                    tensor.copy_from_slice(&numbers(fabric.rank() + 10 * i, tensor.len() / 4));
+                    tensor.copy_from_slice(&numbers(fabric.rank().index() + 10 * i, tensor.len() / 4));
                 }
             };
             let mut reference = cut(&mut wanted, 0, lengths);
             fill(&mut reference);
             group.allreduce_many(&mut in_place(&mut reference), &how).unwrap();
-            let (memory, at) = match begins_at(fabric.rank()) {
+            let (memory, at) = match begins_at(fabric.rank().index()) {
                 Some(at) => (shared.as_mut_slice(), at),
                 None => (private.as_mut_slice(), 0),
             };
@@ -91,7 +91,7 @@ fn whoever_is_elsewhere_is_met_elsewhere() {
 #[test]
 fn a_pool_outlives_groups_and_a_part_of_one_member_can_go() {
     with_fabrics(Transport::Shm, 2, settings(), |fabric| {
-        let members = [0, 1];
+        let members = [0, 1].map(Rank::new);
         let how = Reduction::new(DType::U8, ReduceOp::Sum);
         let pool = fabric.pool(GroupId(77), &members, 2 << 20).unwrap().unwrap();
         let mut part = Some(pool.part());
@@ -99,7 +99,7 @@ fn a_pool_outlives_groups_and_a_part_of_one_member_can_go() {
         for id in 0..3 {
             let mut group = Group::open(fabric, GroupId(100 + id), &members).unwrap();
             let mut own = vec![1; 2 << 20];
-            if id == 2 && fabric.rank() == 1 {
+            if id == 2 && fabric.rank() == Rank::new(1) {
                 part = None;
             }
             let data = part.as_mut().map_or(&mut own[..], |part| part.as_mut_slice());
@@ -114,7 +114,7 @@ fn a_pool_outlives_groups_and_a_part_of_one_member_can_go() {
 #[test]
 fn there_is_none_between_hosts_or_alone() {
     with_fabrics(Transport::ThreadsOnHosts, 3, settings(), |fabric| {
-        assert!(fabric.pool(GroupId(77), &[0, 1, 2], 1024).unwrap().is_none());
+        assert!(fabric.pool(GroupId(77), &[0, 1, 2].map(Rank::new), 1024).unwrap().is_none());
         assert!(fabric.pool(GroupId(78), &[fabric.rank()], 1024).unwrap().is_none());
     });
 }

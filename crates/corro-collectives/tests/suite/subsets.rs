@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support;
 use crate::support::{Transport, settings, with_fabrics};
 use corro_collectives::{Algorithm, Error, Group, ReduceOp};
-use corro_core::GroupId;
+use corro_core::{GroupId, Rank};
 use corro_testing::wait_until;
 use corro_transport::{Fabric, Settings};
 
@@ -20,10 +20,14 @@ const SOON: Duration = Duration::from_secs(60);
 /// Ranks of the jobs here.
 const RANKS: usize = 5;
 
+fn ranks(numbers: &[usize]) -> Vec<Rank> {
+    numbers.iter().copied().map(Rank::new).collect()
+}
+
 /// Opens the group and checks every collective once.
 fn open_and_use(fabric: &Arc<Fabric>, id: u64, members: &[usize]) {
-    let mut group = Group::open(fabric, GroupId(id), members).expect("opening a group");
-    use_once(&mut group, fabric.rank(), members);
+    let mut group = Group::open(fabric, GroupId(id), &ranks(members)).expect("opening a group");
+    use_once(&mut group, fabric.rank().index(), members);
     group.barrier().expect("the last barrier");
 }
 
@@ -65,7 +69,7 @@ fn any_subset_works() {
     for transport in TRANSPORTS {
         with_fabrics(transport, RANKS, settings(), |fabric| {
             for (number, members) in SUBSETS.into_iter().enumerate() {
-                if members.contains(&fabric.rank()) {
+                if members.contains(&fabric.rank().index()) {
                     open_and_use(fabric, 10 + number as u64, members);
                 }
             }
@@ -78,15 +82,16 @@ fn disjoint_groups_work_at_the_same_time() {
     for transport in TRANSPORTS {
         let through = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         with_fabrics(transport, RANKS, settings(), move |fabric| {
-            let parity = fabric.rank() % 2;
+            let parity = fabric.rank().index() % 2;
             let members: Vec<usize> = (0..RANKS).filter(|r| r % 2 == parity).collect();
-            let mut group = Group::open(fabric, GroupId(20 + parity as u64), &members).expect("opening a group");
+            let mut group =
+                Group::open(fabric, GroupId(20 + parity as u64), &ranks(&members)).expect("opening a group");
             // Each group holds still, open, while the other works: first the even ranks, then the odd ones.
             if parity == 1 {
                 wait_until("the even ranks are through", SOON, || through[0].load(Ordering::SeqCst) == 3);
             }
             for _ in 0..20 {
-                use_once(&mut group, fabric.rank(), &members);
+                use_once(&mut group, fabric.rank().index(), &members);
             }
             through[parity].fetch_add(1, Ordering::SeqCst);
             if parity == 0 {
@@ -94,7 +99,7 @@ fn disjoint_groups_work_at_the_same_time() {
             }
             // Now both at once.
             for _ in 0..20 {
-                use_once(&mut group, fabric.rank(), &members);
+                use_once(&mut group, fabric.rank().index(), &members);
             }
             group.barrier().expect("the last barrier");
         });
@@ -108,11 +113,11 @@ fn overlapping_groups_never_wait_for_each_other() {
     for transport in TRANSPORTS {
         let right_is_through = Arc::new(AtomicBool::new(false));
         with_fabrics(transport, RANKS, settings(), move |fabric| {
-            let rank = fabric.rank();
+            let rank = fabric.rank().index();
             std::thread::scope(|scope| {
                 if LEFT.contains(&rank) {
                     scope.spawn(|| {
-                        let mut left = Group::open(fabric, GroupId(30), &LEFT).expect("opening the left group");
+                        let mut left = Group::open(fabric, GroupId(30), &ranks(&LEFT)).expect("opening the left group");
                         if rank == 0 {
                             // Ranks 1 and 2 hang in the left group for as long as the right one works.
                             wait_until("the right group is through", SOON, || right_is_through.load(Ordering::SeqCst));
@@ -125,7 +130,8 @@ fn overlapping_groups_never_wait_for_each_other() {
                 }
                 if RIGHT.contains(&rank) {
                     scope.spawn(|| {
-                        let mut right = Group::open(fabric, GroupId(31), &RIGHT).expect("opening the right group");
+                        let mut right =
+                            Group::open(fabric, GroupId(31), &ranks(&RIGHT)).expect("opening the right group");
                         for _ in 0..20 {
                             use_once(&mut right, rank, &RIGHT);
                         }
@@ -146,7 +152,7 @@ fn two_groups_of_the_same_ranks_are_busy_at_once() {
             std::thread::scope(|scope| {
                 for id in [40, 41, 42] {
                     scope.spawn(move || {
-                        let mut group = Group::open(fabric, GroupId(id), &ALL).expect("opening a group");
+                        let mut group = Group::open(fabric, GroupId(id), &ranks(&ALL)).expect("opening a group");
                         for round in 0..30 {
                             let mut data = vec![id + round; 3000];
                             group.allreduce(&mut data, ReduceOp::Sum).expect("allreduce");
@@ -164,8 +170,8 @@ fn two_groups_of_the_same_ranks_are_busy_at_once() {
 fn wrong_members_are_wrong_usage() {
     for transport in [Transport::Threads, Transport::Shm, Transport::Tcp] {
         with_fabrics(transport, 3, settings(), |fabric| {
-            let (me, other) = (fabric.rank(), (fabric.rank() + 1) % 3);
-            let refusal = |members: &[usize]| match Group::open(fabric, GroupId(50), members).err() {
+            let (me, other) = (fabric.rank().index(), (fabric.rank().index() + 1) % 3);
+            let refusal = |members: &[usize]| match Group::open(fabric, GroupId(50), &ranks(members)).err() {
                 Some(Error::Usage(text)) => text,
                 wrong => panic!("{members:?}: {wrong:?}"),
             };
@@ -196,7 +202,7 @@ fn wrong_arguments_leave_the_group_usable() {
             usage(group.alltoall(&[1u8], &[usize::MAX, 1, 1]).map(drop), "add up to more");
             usage(group.reducescatter(&[1i32; 7], 3, ReduceOp::Sum).map(drop), "rows");
             usage(group.allgather_bytes(&[1], &[1, 1, 1], &mut [0; 2]), "allgather of");
-            use_once(&mut group, fabric.rank(), &[0, 1, 2]);
+            use_once(&mut group, fabric.rank().index(), &[0, 1, 2]);
             group.barrier().expect("the last barrier");
         });
     }
@@ -210,7 +216,7 @@ fn a_number_can_be_used_again() {
         with_fabrics(transport, RANKS, settings(), |fabric| {
             let mut world = Group::world(fabric).expect("opening the world");
             for members in [&[0usize, 2, 3][..], &[0, 2, 3], &[2, 3], &[0, 1, 2, 3, 4]] {
-                if members.contains(&fabric.rank()) {
+                if members.contains(&fabric.rank().index()) {
                     open_and_use(fabric, 60, members);
                 }
                 world.barrier().expect("a barrier between groups");
@@ -225,10 +231,10 @@ fn leaving_after_the_last_collective_harms_nobody() {
     for transport in [Transport::Threads, Transport::ThreadsOnHosts, Transport::Shm, Transport::Tcp, Transport::Tls] {
         with_fabrics(transport, 3, settings(), move |fabric| {
             for number in 0..40u64 {
-                let case = format!("{transport:?} group {number} rank {}", fabric.rank());
-                let mut group = Group::open(fabric, GroupId(100 + number), &[0, 1, 2]).expect(&case);
+                let case = format!("{transport:?} group {number} rank {}", fabric.rank().index());
+                let mut group = Group::open(fabric, GroupId(100 + number), &ranks(&[0, 1, 2])).expect(&case);
                 // Arrive at changing times, by up to 3 ms.
-                std::thread::sleep(Duration::from_micros((number * 7919 + fabric.rank() as u64 * 977) % 3000));
+                std::thread::sleep(Duration::from_micros((number * 7919 + fabric.rank().index() as u64 * 977) % 3000));
                 let mut data = vec![1i32; if number % 2 == 0 { 3 } else { 20_000 }];
                 group.allreduce(&mut data, ReduceOp::Sum).expect(&case);
                 assert!(data.iter().all(|v| *v == 3), "{case}");
@@ -255,9 +261,9 @@ fn leaving_while_others_look_up_harms_nobody() {
                 for round in 0..30 {
                     let case = format!("{transport:?} {algorithm:?} thread {thread} round {round}");
                     let id = GroupId(1000 * (thread + 1) + round);
-                    let mut group = Group::open(fabric, id, &[0, 1]).expect(&case);
+                    let mut group = Group::open(fabric, id, &ranks(&[0, 1])).expect(&case);
                     group.force(Some(algorithm));
-                    let mut data = [fabric.rank() as i32];
+                    let mut data = [fabric.rank().index() as i32];
                     // Over the network, connecting takes its time: the second one is the one that is aimed.
                     group.broadcast(&mut data, 1).expect(&case);
                     if group.rank() == 1 {

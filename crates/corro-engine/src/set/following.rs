@@ -184,7 +184,7 @@ impl ProcessSet {
     /// Others have waited for a rank's program for too long: it counts as lost.
     fn made_others_wait(&self, report: &StallReport) -> Error {
         let rank = report.culprit().unwrap_or(self.members[0]);
-        let host = &self.core.fabric.cards()[rank].host;
+        let host = &self.core.fabric.card(rank).host;
         let why = format!(
             "its process lives, but other ranks have waited too long for what its program has not submitted. {report}\nIf \
              ranks may rightly wait so long for each other, set CORRO_TIMEOUT to more seconds (0: for ever)."

@@ -160,7 +160,7 @@ impl ProcessSet {
 
     /// This rank leaves, which ends the job for all.
     pub(crate) fn shut_down(&self, reason: Reason) {
-        let host = &self.core.fabric.cards()[self.core.fabric.rank()].host;
+        let host = &self.core.fabric.card(self.core.fabric.rank()).host;
         self.with_state(|st| {
             st.node.shut_down(host, reason);
             self.turn(st);
@@ -258,7 +258,7 @@ fn hosts(core: &Core, members: &[Rank]) -> Vec<Vec<usize>> {
     let mut places: HashMap<&str, usize> = HashMap::default();
     let mut hosts: Vec<Vec<usize>> = Vec::new();
     for (member, rank) in members.iter().enumerate() {
-        let host = *places.entry(core.fabric.cards()[*rank].locality.as_str()).or_insert(hosts.len());
+        let host = *places.entry(core.fabric.card(*rank).locality.as_str()).or_insert(hosts.len());
         if host == hosts.len() {
             hosts.push(Vec::new());
         }

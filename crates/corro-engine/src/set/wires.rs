@@ -73,7 +73,7 @@ impl Wires {
         let mut wires = order.iter().enumerate().map(|(stream, member)| Wire {
             member: *member,
             rank: members[*member],
-            host: fabric.cards()[members[*member]].host.clone(),
+            host: fabric.card(members[*member]).host.clone(),
             stream,
             inbox: Vec::new(),
             came: 0,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use corro_agreement::request::Kind;
-use corro_core::ReduceOp;
+use corro_core::{Rank, ReduceOp};
 
 /// What is counted with one number. Times are nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -189,7 +189,7 @@ impl Metrics {
     }
 
     /// What stands there now. Counters that change meanwhile may be seen at slightly different moments.
-    pub fn snapshot(&self, rank: usize) -> Snapshot {
+    pub fn snapshot(&self, rank: Rank) -> Snapshot {
         let read = |n: &AtomicU64| n.load(Relaxed);
         Snapshot {
             rank,
@@ -208,7 +208,7 @@ impl Metrics {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Whose.
-    pub rank: usize,
+    pub rank: Rank,
     counts: [u64; COUNTERS.len()],
     tensors: [u64; KINDS.len()],
     bytes: [u64; KINDS.len()],
@@ -401,7 +401,7 @@ mod tests {
         metrics.set_queue_depth(3);
         metrics.completed([1_500, u64::MAX / 4, 1_500].map(Duration::from_nanos));
         metrics.completed([]);
-        let snapshot = metrics.snapshot(3);
+        let snapshot = metrics.snapshot(Rank::new(3));
         assert_eq!(snapshot.of(&Kind::Allgather), (3, 4096));
         assert_eq!(snapshot.get(Count::GearChanges), 108);
         assert_eq!((snapshot.latency(0.5), snapshot.latency(1.0)), (Some(2048e-9), None));
@@ -442,7 +442,7 @@ mod tests {
                 metrics.add(Count::ALL[which], n);
             }
             metrics.completed(latencies.iter().map(|nanos| Duration::from_nanos(nanos / 64)));
-            let snapshots: Vec<_> = (0..ranks).map(|r| metrics.snapshot(r)).collect();
+            let snapshots: Vec<_> = Rank::all(ranks).map(|r| metrics.snapshot(r)).collect();
             let samples = parse(&prometheus(&snapshots));
             for r in 0..ranks {
                 let of = |end: &str| samples[&format!("corro_ticket_latency_seconds{end}")];
@@ -461,7 +461,7 @@ mod tests {
                 scope.spawn(|| (0..1000).for_each(|_| metrics.add(Count::CacheHits, 1)));
             }
         });
-        assert_eq!(metrics.snapshot(0).get(Count::CacheHits), 4000);
+        assert_eq!(metrics.snapshot(Rank::ZERO).get(Count::CacheHits), 4000);
     }
 
     /// `cargo test --release -p corro-engine -- --ignored --nocapture what_an_operation`

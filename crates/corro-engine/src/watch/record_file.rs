@@ -34,10 +34,10 @@ mod tests {
     fn each_record_has_a_file_of_its_own() {
         let folder = std::env::temp_dir().join(format!("corro-records-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let paths = [save(&folder, 3, "first"), save(&folder, 3, "second")].map(Result::unwrap);
+        let paths = [save(&folder, Rank::new(3), "first"), save(&folder, Rank::new(3), "second")].map(Result::unwrap);
         assert_eq!(paths.each_ref().map(|path| std::fs::read_to_string(path).unwrap()), ["first", "second"]);
         std::fs::remove_dir_all(&folder).unwrap();
-        let error = save(&folder, 3, "third").unwrap_err().to_string();
+        let error = save(&folder, Rank::new(3), "third").unwrap_err().to_string();
         assert!(error.contains("rank3-0.txt"), "{error}");
     }
 }

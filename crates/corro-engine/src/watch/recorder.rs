@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::time::Duration;
 
-use corro_core::Error;
+use corro_core::{Error, Rank};
 
 use super::timeline::escape;
 
@@ -240,7 +240,7 @@ impl Recorder {
     }
 
     /// All of it as a table, for a log: what is unfinished first.
-    pub fn dump(&self, rank: usize, now: Duration) -> String {
+    pub fn dump(&self, rank: Rank, now: Duration) -> String {
         let all = self.by_interest();
         let open = all.iter().filter(|e| !e.state.is_over()).count();
         let (kept, made, set) = (all.len(), self.next, self.set);
@@ -271,7 +271,7 @@ impl Recorder {
 
     /// All of it for programs, one JSON object a line: what is unfinished first. Times as the engine's clock gave them;
     /// those that have not come are left out.
-    pub fn json_lines(&self, rank: usize) -> String {
+    pub fn json_lines(&self, rank: Rank) -> String {
         let mut text = String::new();
         for e in self.by_interest() {
             let (set, sequence, bytes, kind, state) = (self.set, e.sequence, e.bytes, e.kind, e.state.name());
@@ -365,7 +365,7 @@ mod tests {
             r.came_to(n, state, ms(1500));
         }
         r.failed(2, &Error::Usage("no \"c\"".into()), ms(1600));
-        let dump = r.dump(7, ms(3000));
+        let dump = r.dump(Rank::new(7), ms(3000));
         assert!(
             dump.starts_with("rank 7, process set 3: 4 of 4 operations are kept, 2 of them unfinished\n"),
             "{dump}"
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(rows[2][6..], ["c\\n\\\":", "no", "\\\"c\\\""]);
         assert_eq!(rows[3][6], "a");
         let lines: Vec<serde_json::Value> =
-            r.json_lines(7).lines().map(|l| serde_json::from_str(l).expect("valid JSON")).collect();
+            r.json_lines(Rank::new(7)).lines().map(|l| serde_json::from_str(l).expect("valid JSON")).collect();
         assert_eq!((&lines[2]["name"], &lines[2]["error"]), (&"c\n\"".into(), &"no \"c\"".into()));
         assert_eq!((&lines[0]["running_ns"], &lines[0]["set"]), (&1_500_000_000.into(), &3.into()));
         assert!(lines[0].get("ended_ns").is_none());

@@ -15,6 +15,8 @@ use std::io::{self, BufRead, BufReader, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use corro_core::Rank;
+
 use super::clock::Estimate;
 use super::timeline::{Background, QUEUE, Sink, TraceFile, dropped_record, escape};
 
@@ -47,7 +49,7 @@ enum Note {
 }
 
 /// The file of one rank, beside `path`.
-pub fn shard(path: &Path, rank: usize) -> PathBuf {
+pub fn shard(path: &Path, rank: Rank) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".rank{rank}.json"));
     name.into()
@@ -62,7 +64,7 @@ pub struct Tracer {
 impl Tracer {
     /// Starts writing this rank's [`shard`] of `path`, which is replaced; one that is running is finished first. `label`
     /// tells the rank's row apart in a viewer, such as its host; the file holds at most `cap` bytes.
-    pub fn start(&mut self, path: &Path, rank: usize, label: &str, cap: u64) -> io::Result<()> {
+    pub fn start(&mut self, path: &Path, rank: Rank, label: &str, cap: u64) -> io::Result<()> {
         let _ = self.stop();
         let writer = ShardWriter::new(File::create(shard(path, rank))?, rank, label, cap)?;
         self.running = Some(Background::new("corro-trace", QUEUE, writer)?);
@@ -97,7 +99,7 @@ impl Tracer {
 #[derive(Debug)]
 struct ShardWriter<W> {
     file: TraceFile<W>,
-    rank: usize,
+    rank: Rank,
     named_sets: HashSet<u32>,
     last: u64,
 }
@@ -109,7 +111,7 @@ const INSTANT: &str = r#"{"ph":"i","#;
 const METADATA: &str = r#"{"ph":"M","#;
 
 impl<W: Write + Seek> ShardWriter<W> {
-    fn new(out: W, rank: usize, label: &str, cap: u64) -> io::Result<Self> {
+    fn new(out: W, rank: Rank, label: &str, cap: u64) -> io::Result<Self> {
         let mut file = TraceFile::new(out, cap)?;
         let label = escape(label);
         file.append(
@@ -156,7 +158,7 @@ impl<W: Write + Seek + Send> Sink<Note> for ShardWriter<W> {
     }
 }
 
-fn span_record(span: &Span, rank: usize) -> String {
+fn span_record(span: &Span, rank: Rank) -> String {
     let Span { name, what, set, start, end, bytes, tensors, gear } = span;
     let (ts, dur) = (Micros(start.as_nanos() as i128), Micros(end.saturating_sub(*start).as_nanos() as i128));
     let name = escape(name);
@@ -357,7 +359,7 @@ mod tests {
         let folder = Folder::new("aligned");
         let path = folder.0.join("aligned");
         // Rank 1's clock is 5 ms ahead of rank 0's, later 5.002 ms.
-        for (rank, ahead, later) in [(0, 0, 0), (1, 5_000_000, 5_002_000)] {
+        for (rank, ahead, later) in [(Rank::ZERO, 0, 0), (Rank::new(1), 5_000_000, 5_002_000)] {
             let mut tracer = Tracer::default();
             tracer.record(|| unreachable!("it is off"));
             tracer.start(&path, rank, "on host \"a\"", CAP).unwrap();
@@ -367,7 +369,7 @@ mod tests {
             tracer.record(|| span("grad", (2_000_500 + later) as u64, (2_900_000 + later) as u64));
             tracer.stop().unwrap();
         }
-        let shards = [shard(&path, 0), shard(&path, 1)];
+        let shards = Rank::all(2).map(|rank| shard(&path, rank)).collect::<Vec<_>>();
         assert!(shards[1].to_str().unwrap().ends_with("aligned.rank1.json"));
         let (result, events) = merged(&shards);
         assert_eq!((result.clock_error, result.unreadable, result.unaligned.len()), (700, 0, 0));
@@ -387,12 +389,12 @@ mod tests {
         let folder = Folder::new("bare");
         let path = folder.0.join("bare");
         let mut tracer = Tracer::default();
-        tracer.start(&path, 3, "", CAP).unwrap();
+        tracer.start(&path, Rank::new(3), "", CAP).unwrap();
         tracer.record(|| span("t", 4000, 5000));
         drop(tracer); // writes, too
-        let (result, events) = merged(&[shard(&path, 3)]);
-        assert_eq!((result.unaligned, events.len()), (vec![shard(&path, 3)], 4));
-        assert!(merge(&[shard(&path, 99)], Vec::new()).is_err());
+        let (result, events) = merged(&[shard(&path, Rank::new(3))]);
+        assert_eq!((result.unaligned, events.len()), (vec![shard(&path, Rank::new(3))], 4));
+        assert!(merge(&[shard(&path, Rank::new(99))], Vec::new()).is_err());
     }
 
     proptest! {
@@ -401,7 +403,7 @@ mod tests {
         fn a_shard_cut_anywhere_gives_what_is_whole(
             names in proptest::collection::vec(any::<String>(), 1..8), cut in 0.0f64..1.0,
         ) {
-            let mut writer = ShardWriter::new(io::Cursor::new(Vec::new()), 0, "h", CAP).unwrap();
+            let mut writer = ShardWriter::new(io::Cursor::new(Vec::new()), Rank::ZERO, "h", CAP).unwrap();
             for (i, name) in names.iter().enumerate() {
                 writer.take(Note::Span(span(name, 1000 * i as u64, 1000 * i as u64 + 5))).unwrap();
                 writer.flush().unwrap();

@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use crate::support::{numbers, of, on_hosts, sum};
+use crate::support::{numbers, of, on_hosts, ranks, sum};
+use corro_core::Rank;
 use corro_engine::{Engine, Kind, Options, Submission};
 use corro_testing::Random;
 
@@ -18,13 +19,13 @@ fn step(shared: &mut Random, sets: usize) -> Vec<(usize, usize)> {
 /// Runs the same random program on every rank; only orders and delays differ between them.
 fn program(engine: &Engine, seed: u64) {
     let mut shared = Random::new(seed);
-    let mut own = Random::new(seed ^ ((engine.rank() as u64 + 1) << 40));
-    let (n, me) = (engine.size(), engine.rank());
+    let mut own = Random::new(seed ^ ((engine.rank().index() as u64 + 1) << 40));
+    let (n, me) = (engine.size(), engine.rank().index());
     let mut sets = vec![(0, (0..n).collect::<Vec<_>>())];
     if n > 2 {
         let members: Vec<usize> = (0..n).filter(|r| r % 2 == seed as usize % 2 || *r == 0).collect();
         if members.len() < n {
-            sets.push((engine.add_process_set(&members).unwrap(), members));
+            sets.push((engine.add_process_set(&ranks(&members)).unwrap(), members));
         }
     }
     for number in 0..30 {
@@ -59,7 +60,7 @@ fn submission(tensor: usize, step: usize, rank: usize) -> Submission {
     let value = (tensor * 100 + step + rank) as f32;
     match tensor % 5 {
         3 => of(format!("gather{tensor}"), Kind::Allgather, &[1 + rank % 2, 3], &vec![value; (1 + rank % 2) * 3]),
-        4 => of(format!("cast{tensor}"), Kind::Broadcast { root: 0 }, &[7], &[value; 7]),
+        4 => of(format!("cast{tensor}"), Kind::Broadcast { root: Rank::ZERO }, &[7], &[value; 7]),
         _ => sum(format!("sum{tensor}"), &vec![value; 1 + tensor * 17]),
     }
 }

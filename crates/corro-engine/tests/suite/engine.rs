@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::support::{LIMIT, numbers, of, on_hosts, on_ranks, sum};
+use corro_core::Rank;
 use corro_engine::{GLOBAL, Gear, Kind, Options};
 
 /// One host; two hosts of two; each on its own; uneven.
@@ -15,7 +16,7 @@ fn tensors_submitted_in_any_order_are_reduced() {
         let results = on_hosts(hosts, Options::default, move |engine| {
             for step in 0..20 {
                 let mut order: Vec<usize> = (0..10).collect();
-                order.rotate_left((engine.rank() * 3 + step) % 10);
+                order.rotate_left((engine.rank().index() * 3 + step) % 10);
                 let tickets: Vec<_> = order
                     .iter()
                     .map(|t| (*t, engine.submit(sum(format!("t{t}"), &vec![*t as f32 + step as f32; 100])).unwrap()))
@@ -36,7 +37,7 @@ fn every_collective_gives_its_result() {
     for hosts in HOSTS {
         let n = hosts.len();
         on_hosts(hosts, Options::default, move |engine| {
-            let r = engine.rank();
+            let r = engine.rank().index();
             for _ in 0..3 {
                 let mine = vec![r as f32; (r + 1) * 2];
                 let all = engine.run(of("gather", Kind::Allgather, &[r + 1, 2], &mine)).unwrap();
@@ -44,9 +45,9 @@ fn every_collective_gives_its_result() {
                 let want: Vec<f32> = (0..n).flat_map(|m| vec![m as f32; (m + 1) * 2]).collect();
                 assert_eq!(numbers(all), want);
 
-                let root = n - 1;
+                let root = Rank::new(n - 1);
                 let sent = engine.run(of("cast", Kind::Broadcast { root }, &[3], &[r as f32; 3])).unwrap();
-                assert_eq!(numbers(sent), [root as f32; 3]);
+                assert_eq!(numbers(sent), [root.index() as f32; 3]);
 
                 let rows: Vec<f32> = (0..n).map(|m| (r * n + m) as f32).collect();
                 let swapped = engine.run(of("swap", Kind::Alltoall { splits: vec![] }, &[n], &rows)).unwrap();
@@ -146,7 +147,7 @@ fn a_rank_that_waits_between_fused_tensors_does_not_hang() {
         let n = hosts.len() as f32;
         on_hosts(hosts, Options::default, move |engine| {
             for step in 0..12 {
-                if engine.rank() == 0 && step == 10 {
+                if engine.rank().index() == 0 && step == 10 {
                     assert_eq!(numbers(engine.run(sum("a", &[1.0; 30])).unwrap()), [n; 30]);
                     assert_eq!(numbers(engine.run(sum("b", &[2.0; 30])).unwrap()), [2.0 * n; 30]);
                 } else {
@@ -185,7 +186,7 @@ fn a_wait_can_be_given_up_and_taken_up_again() {
             for _ in 0..rounds {
                 engine.run(sum("again", &vec![1.0; 50_000])).unwrap();
             }
-            let ticket = if engine.rank() == 0 {
+            let ticket = if engine.rank().index() == 0 {
                 let mut asked = 0;
                 let left = engine.run_while(sum("again", &vec![1.0; 50_000]), &mut || {
                     asked += 1;
@@ -212,7 +213,12 @@ fn memory_is_shared_on_one_host_only() {
         on_hosts(hosts, Options::default, move |engine| {
             for bytes in [100, 1 << 20] {
                 let part = engine.shared_memory(GLOBAL, bytes).unwrap();
-                assert_eq!(part.map(|part| part.len() >= bytes), shared.then_some(true), "rank {}", engine.rank());
+                assert_eq!(
+                    part.map(|part| part.len() >= bytes),
+                    shared.then_some(true),
+                    "rank {}",
+                    engine.rank().index()
+                );
             }
             assert!(engine.shared_memory(7, 1).is_err());
         });
@@ -223,7 +229,7 @@ fn memory_is_shared_on_one_host_only() {
 fn more_unnamed_tensors_than_there_are_names_may_be_under_way() {
     on_ranks(2, |engine| {
         // The first of rank 0 wait for rank 1, which comes late: names come round before anything is done.
-        if engine.rank() == 1 {
+        if engine.rank().index() == 1 {
             std::thread::sleep(Duration::from_millis(300));
         }
         let tickets: Vec<_> = (0..700).map(|i| engine.submit_unnamed("sum", sum("", &[i as f32])).unwrap()).collect();
@@ -247,7 +253,7 @@ fn more_unnamed_tensors_than_there_are_names_may_be_under_way() {
 #[test]
 fn unnamed_tensors_that_wait_for_their_names_fail_with_the_job() {
     on_ranks(2, |engine| {
-        if engine.rank() == 1 {
+        if engine.rank().index() == 1 {
             std::thread::sleep(Duration::from_millis(200));
             return engine.shutdown();
         }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::support::{numbers, of, on_hosts, on_ranks, sum};
-use corro_core::{DType, Error, ReduceOp, Shape};
+use crate::support::{numbers, of, on_hosts, on_ranks, ranks, sum};
+use corro_core::{DType, Error, Rank, ReduceOp, Shape};
 use corro_engine::{Allocate, Device, Kind, Options, Output, StallLimits, Submission};
 
 fn text<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -19,7 +19,7 @@ fn a_mismatch_fails_those_tensors_everywhere_and_nothing_else() {
             for _ in 0..warm {
                 engine.run(sum("x", &[1.0, 2.0])).unwrap();
             }
-            let odd = engine.rank() == 1;
+            let odd = engine.rank().index() == 1;
             let good = engine.submit(sum("good", &[1.0])).unwrap();
             let bad = engine.submit(sum("x", if odd { &[1.0][..] } else { &[1.0, 2.0] })).unwrap();
             let text = text(bad.wait());
@@ -51,7 +51,8 @@ fn a_place_of_the_wrong_size_fails_that_tensor_everywhere_and_nothing_else() {
                 4
             };
             let good = engine.submit(with_room("good", fits)).unwrap();
-            let bad = engine.submit(with_room("bad", if engine.rank() == 1 { fits + 1 } else { fits })).unwrap();
+            let bad =
+                engine.submit(with_room("bad", if engine.rank().index() == 1 { fits + 1 } else { fits })).unwrap();
             let text = text(bad.wait());
             good.wait().unwrap();
             assert_eq!(numbers(engine.run(sum("x", &[1.0, 2.0])).unwrap()), [2.0, 4.0]);
@@ -67,12 +68,12 @@ fn a_rank_that_finds_no_room_for_a_result_fails_alone() {
     for steps in [1, 10] {
         on_ranks(3, move |engine| {
             for step in 0..steps {
-                let odd = engine.rank() == 1 && step + 1 == steps;
+                let odd = engine.rank().index() == 1 && step + 1 == steps;
                 let room: Allocate = Box::new(move |shape: &Shape| match shape.bytes(DType::F32)? {
                     _ if odd && steps == 1 => Err(Error::io("making room", "there is none")),
                     bytes => Ok(vec![0; bytes + usize::from(odd)].into()),
                 });
-                let gather = of("g", Kind::Allgather, &[1], &[engine.rank() as f32]);
+                let gather = of("g", Kind::Allgather, &[1], &[engine.rank().index() as f32]);
                 let result = engine.run(Submission { output: Output::Allocate(room), ..gather });
                 match result {
                     Ok(outcome) => assert!(!odd && numbers(outcome) == [0.0, 1.0, 2.0]),
@@ -106,7 +107,7 @@ fn tensors_of_gpus_are_rounded_as_their_frameworks_do() {
             ];
             kinds.map(|kind| {
                 let bytes: Vec<u8> = (0..99)
-                    .flat_map(|i| value(engine.rank(), i).to_bits().to_be_bytes().into_iter().take(2).rev())
+                    .flat_map(|i| value(engine.rank().index(), i).to_bits().to_be_bytes().into_iter().take(2).rev())
                     .collect();
                 let tensor = Submission {
                     input: Some(bytes.into()),
@@ -133,7 +134,7 @@ fn tensors_of_gpus_are_rounded_as_their_frameworks_do() {
 #[test]
 fn a_tensor_on_a_gpu_does_not_meet_one_on_the_host() {
     let texts = on_ranks(3, |engine| {
-        let device = if engine.rank() == 2 { Device::Gpu(0) } else { Device::Cpu };
+        let device = if engine.rank().index() == 2 { Device::Gpu(0) } else { Device::Cpu };
         text(engine.run(Submission { device, ..sum("x", &[1.0]) }))
     });
     assert!(
@@ -151,9 +152,9 @@ fn reducescatter() -> Kind {
 fn wrong_calls_are_refused_at_once() {
     on_ranks(2, |engine| {
         let first = engine.submit(sum("same", &[1.0])).unwrap();
-        if engine.rank() == 0 {
+        if engine.rank().index() == 0 {
             assert!(text(engine.submit(sum("same", &[1.0]))).contains("same name as another tensor"));
-            let cast = of("cast", Kind::Broadcast { root: 7 }, &[1], &[1.0]);
+            let cast = of("cast", Kind::Broadcast { root: Rank::new(7) }, &[1], &[1.0]);
             assert!(text(engine.submit(cast)).contains("broadcast received invalid root rank"));
             let other = Submission { set: 9, ..sum("set", &[1.0]) };
             assert!(text(engine.submit(other)).contains("Process set provided does not exist"));
@@ -169,7 +170,7 @@ fn wrong_calls_are_refused_at_once() {
             assert!(text(engine.submit(short)).contains("has 16 bytes, but 3 were given"));
             let cramped = Submission {
                 output: Output::InPlace(vec![0; 3].into()),
-                ..of("cramped", Kind::Broadcast { root: 0 }, &[1], &[1.0])
+                ..of("cramped", Kind::Broadcast { root: Rank::ZERO }, &[1], &[1.0])
             };
             assert!(text(engine.submit(cramped)).contains("has 4 bytes, but 3 were given"));
         }
@@ -186,7 +187,7 @@ fn groups_complete_together_or_not_at_all() {
             let values: Vec<f32> = tickets.into_iter().flat_map(|t| numbers(t.wait().unwrap())).collect();
             assert_eq!(values, [0.0, 3.0, 6.0], "step {step}");
         }
-        let odd = if engine.rank() == 2 { 2 } else { 1 };
+        let odd = if engine.rank().index() == 2 { 2 } else { 1 };
         let group = vec![sum("h0", &[1.0]), sum("h1", &vec![1.0; odd]), sum("h2", &[1.0])];
         for ticket in engine.submit_group(group).unwrap() {
             assert!(text(ticket.wait()).contains("Mismatched ALLREDUCE tensor shapes"));
@@ -203,12 +204,12 @@ fn the_joined_bring_zeros_and_all_learn_who_came_last() {
         let mut results = Vec::new();
         for round in 0..2 {
             // Rank r has r + 4 steps of data: enough for a plan before the first joins.
-            for step in 0..engine.rank() + 6 {
+            for step in 0..engine.rank().index() + 6 {
                 let sum = numbers(engine.run(sum("x", &[1.0])).unwrap());
                 let still = (0..3).filter(|r| r + 6 > step).count();
                 assert_eq!(sum, [still as f32], "round {round} step {step}");
             }
-            if engine.rank() == 2 {
+            if engine.rank().index() == 2 {
                 let gather = engine.run(of("gather", Kind::Allgather, &[1], &[1.0]));
                 assert!(text(gather).contains("is not supported with Join at this time"));
             }
@@ -216,37 +217,38 @@ fn the_joined_bring_zeros_and_all_learn_who_came_last() {
         }
         results
     });
-    assert!(last.iter().all(|l| *l == [Some(2), Some(2)]), "{last:?}");
+    assert!(last.iter().all(|l| *l == [Some(Rank::new(2)); 2]), "{last:?}");
 }
 
 #[test]
 fn process_sets_come_and_go_and_work_side_by_side() {
     on_hosts(&[0, 0, 1, 1], Options::default, |engine| {
-        let even = engine.add_process_set(&[0, 2]).unwrap();
-        let odd = engine.add_process_set(&[3, 1]).unwrap();
+        let even = engine.add_process_set(&ranks(&[0, 2])).unwrap();
+        let odd = engine.add_process_set(&ranks(&[3, 1])).unwrap();
         assert_eq!((even, odd), (1, 2));
-        assert!(text(engine.add_process_set(&[2, 0])).contains("duplicate process set"));
-        assert!(text(engine.add_process_set(&[0, 9])).contains("rank 9"));
-        let mine = if engine.rank() % 2 == 0 { even } else { odd };
+        assert!(text(engine.add_process_set(&ranks(&[2, 0]))).contains("duplicate process set"));
+        assert!(text(engine.add_process_set(&ranks(&[0, 9]))).contains("rank 9"));
+        let mine = if engine.rank().index() % 2 == 0 { even } else { odd };
         let other = even + odd - mine;
         let stranger = Submission { set: other, ..sum("x", &[1.0]) };
         assert!(text(engine.submit(stranger)).contains("is not a member of the provided process set"));
         for step in 0..10 {
             // The same name in several sets at once; the odd ones do many more steps than the even ones.
-            for _ in 0..=(engine.rank() % 2) * 5 {
-                let x = Submission { set: mine, ..sum("x", &[engine.rank() as f32]) };
+            for _ in 0..=(engine.rank().index() % 2) * 5 {
+                let x = Submission { set: mine, ..sum("x", &[engine.rank().index() as f32]) };
                 let want = if mine == even { 2.0 } else { 4.0 };
                 assert_eq!(numbers(engine.run(x).unwrap()), [want], "step {step}");
             }
         }
-        let root = if mine == even { 2 } else { 1 };
-        let cast = Submission { set: mine, ..of("cast", Kind::Broadcast { root }, &[1], &[engine.rank() as f32]) };
-        assert_eq!(numbers(engine.run(cast).unwrap()), [root as f32]);
+        let root = Rank::new(if mine == even { 2 } else { 1 });
+        let cast =
+            Submission { set: mine, ..of("cast", Kind::Broadcast { root }, &[1], &[engine.rank().index() as f32]) };
+        assert_eq!(numbers(engine.run(cast).unwrap()), [root.index() as f32]);
         assert!(engine.remove_process_set(even).unwrap());
         assert!(!engine.remove_process_set(even).unwrap() && !engine.remove_process_set(0).unwrap());
-        assert_eq!(engine.process_sets(), [(0, vec![0, 1, 2, 3]), (2, vec![1, 3])]);
+        assert_eq!(engine.process_sets(), [(0, ranks(&[0, 1, 2, 3])), (2, ranks(&[1, 3]))]);
         // Freed numbers are used again.
-        assert_eq!(engine.add_process_set(&[0, 1, 2]).unwrap(), 1);
+        assert_eq!(engine.add_process_set(&ranks(&[0, 1, 2])).unwrap(), 1);
         assert_eq!(numbers(engine.run(sum("x", &[1.0])).unwrap()), [4.0]);
     });
 }
@@ -265,7 +267,7 @@ fn shutdown_from_any_rank_ends_what_waits_everywhere() {
                 for _ in 0..warm {
                     engine.run(sum("x", &[1.0])).unwrap();
                 }
-                if engine.rank() == 1 {
+                if engine.rank().index() == 1 {
                     std::thread::sleep(Duration::from_millis(100));
                     engine.shutdown();
                     return text(engine.run(sum("y", &[1.0])));
@@ -330,7 +332,7 @@ fn a_rank_that_withholds_a_tensor_is_named_once_for_all() {
             for _ in 0..warm {
                 engine.run(sum("tardy", &[1.0])).unwrap();
             }
-            if engine.rank() == 1 {
+            if engine.rank().index() == 1 {
                 std::thread::sleep(Duration::from_secs(2));
             }
             assert_eq!(numbers(engine.run(sum("tardy", &[1.0])).unwrap()), [3.0]);
@@ -355,7 +357,7 @@ fn with_a_shutdown_time_all_fail_with_the_same_text() {
             for _ in 0..warm {
                 engine.run(sum("late", &[1.0])).unwrap();
             }
-            if engine.rank() == 1 {
+            if engine.rank().index() == 1 {
                 let _own = engine.submit(sum("own", &[1.0])).unwrap();
                 while engine.over().is_none() {
                     std::thread::sleep(Duration::from_millis(5));
@@ -389,7 +391,7 @@ fn who_waits_for_whom_is_told_at_once_where_nothing_can_come() {
             }
             // One that all have submitted, nobody waits for, and that is done.
             let done = engine.submit(sum("done", &[1.0])).unwrap();
-            let text = text(engine.run(sum(if engine.rank() == 1 { "own" } else { "late" }, &[1.0])));
+            let text = text(engine.run(sum(if engine.rank().index() == 1 { "own" } else { "late" }, &[1.0])));
             done.wait().unwrap();
             text
         });
@@ -402,14 +404,14 @@ fn who_waits_for_whom_is_told_at_once_where_nothing_can_come() {
 #[test]
 fn ranks_of_a_process_set_that_wait_for_each_other_are_found_while_others_work() {
     let texts = on_hosts(&[0, 0, 1], for_ever, move |engine| {
-        let set = engine.add_process_set(&[0, 1]).unwrap();
-        if engine.rank() == 2 {
+        let set = engine.add_process_set(&ranks(&[0, 1])).unwrap();
+        if engine.rank().index() == 2 {
             while engine.over().is_none() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        let name = if engine.rank() == 0 { "a" } else { "b" };
-        let set = if engine.rank() == 2 { 0 } else { set };
+        let name = if engine.rank().index() == 0 { "a" } else { "b" };
+        let set = if engine.rank().index() == 2 { 0 } else { set };
         text(engine.run(Submission { set, ..sum(name, &[1.0]) }))
     });
     assert!(texts[0].contains("waits for 'a', which rank 1 has not submitted"), "{texts:?}");
@@ -418,7 +420,7 @@ fn ranks_of_a_process_set_that_wait_for_each_other_are_found_while_others_work()
 
 #[test]
 fn a_join_that_waits_for_one_who_waits_for_a_tensor_is_found() {
-    let texts = on_hosts(&[0, 0, 1], for_ever, move |engine| match engine.rank() {
+    let texts = on_hosts(&[0, 0, 1], for_ever, move |engine| match engine.rank().index() {
         0 => text(engine.join().unwrap().wait()),
         // Rank 0 stands aside, but rank 2 and rank 1 want different things.
         1 => text(engine.run(sum("a", &[1.0]))),
@@ -430,7 +432,7 @@ fn a_join_that_waits_for_one_who_waits_for_a_tensor_is_found() {
 #[test]
 fn a_rank_with_a_thread_that_still_works_is_not_taken_for_blocked() {
     on_hosts(&[0, 0], for_ever, move |engine| {
-        if engine.rank() == 1 {
+        if engine.rank().index() == 1 {
             assert_eq!(numbers(engine.run(sum("b", &[1.0])).unwrap()), [2.0]);
             assert_eq!(numbers(engine.run(sum("a", &[1.0])).unwrap()), [2.0]);
             return;

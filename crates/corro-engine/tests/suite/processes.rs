@@ -27,7 +27,7 @@ fn rank_process() {
         return again();
     }
     let engine = Engine::from_env(0).expect("joining the job");
-    let is_victim = victim == Some(engine.rank());
+    let is_victim = victim == Some(engine.rank().index());
     match role {
         "wait" => {
             let gear = words.next().expect("a gear");
@@ -154,7 +154,7 @@ fn again() {
             assert_eq!(total, [epoch as f32 * engine.size() as f32], "epoch {epoch}, step {step}");
         }
         // Not all at the same time, and not always by hand.
-        std::thread::sleep(Duration::from_millis(20 * (engine.rank() as u64)));
+        std::thread::sleep(Duration::from_millis(20 * (engine.rank().index() as u64)));
         if epoch % 2 == 0 {
             engine.shutdown();
         }

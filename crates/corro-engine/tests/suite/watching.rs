@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::support::{numbers, on_hosts, on_ranks, sum};
+use corro_core::Rank;
 use corro_engine::metrics::Count;
 use corro_engine::{GLOBAL, Gear, Options, Tuning, Watching, autotune, trace};
 use corro_testing::Folder;
@@ -58,7 +59,7 @@ fn the_traces_of_all_ranks_become_one() {
             engine.run(sum("x", &[1.0, 2.0])).unwrap();
         }
     });
-    let shards: Vec<PathBuf> = (0..3).map(|rank| trace::shard(&path, rank)).collect();
+    let shards: Vec<PathBuf> = Rank::all(3).map(|rank| trace::shard(&path, rank)).collect();
     let mut out = Vec::new();
     let merged = trace::merge(&shards, &mut out).unwrap();
     assert!(merged.unaligned.is_empty() && merged.unreadable == 0, "{merged:?}");

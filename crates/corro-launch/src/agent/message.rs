@@ -3,9 +3,11 @@
 //! Orders go to the agent's standard input, reports come from its standard output; over ssh those are the only two
 //! channels there are. The secret and the environment travel in here and never on a command line.
 
-use corro_core::{Rank, Result, Statement, codec};
+use corro_core::{Result, Statement, codec};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
+
+use crate::process_id::ProcessId;
 
 /// What an agent says before its first report. A login shell may have printed something in front of it.
 pub(crate) const GREETING: &[u8] = b"\0corro agent\n";
@@ -36,15 +38,15 @@ pub enum Order {
     Type(ByteBuf),
     /// In an elastic job: start one more process, as [`Order::Start`] said.
     Launch {
-        /// Its number, in the place of a rank.
-        rank: Rank,
+        /// Which.
+        process: ProcessId,
         /// The variables that are its alone.
         own: Vec<(String, String)>,
     },
     /// In an elastic job: end one process and its group. It is asked to, and killed if it does not.
     Kill {
-        /// Its number.
-        rank: Rank,
+        /// Which.
+        process: ProcessId,
         /// Milliseconds until SIGKILL.
         grace_ms: u64,
     },
@@ -59,10 +61,10 @@ pub struct Start {
     pub command: Vec<ByteBuf>,
     /// The launcher's environment, as far as it is passed on.
     pub environment: Vec<(ByteBuf, ByteBuf)>,
-    /// The ranks of this host, and the variables that are theirs alone.
-    pub ranks: Vec<(Rank, Vec<(String, String)>)>,
-    /// The rank that has the user's terminal, and how large that is.
-    pub terminal: Option<(Rank, Window)>,
+    /// The processes of this host, and the variables that are theirs alone.
+    pub processes: Vec<(ProcessId, Vec<(String, String)>)>,
+    /// The process that has the user's terminal, and how large that is.
+    pub terminal: Option<(ProcessId, Window)>,
     /// This is not the launcher's host: its own `HOME` and the like are kept.
     pub another_host: bool,
     /// So much silence (in ms) means that the launcher is lost; `None`: it never does.
@@ -92,42 +94,42 @@ pub enum Report {
         /// How many cores ranks may use there, by affinity mask and CPU quota.
         cores: u32,
     },
-    /// A rank runs.
+    /// A process runs.
     Started {
         /// Which.
-        rank: Rank,
+        process: ProcessId,
         /// Its process.
         pid: i32,
     },
-    /// A rank could not be started.
+    /// A process could not be started.
     NotStarted {
         /// Which.
-        rank: Rank,
+        process: ProcessId,
         /// What a shell would exit with: 127 for a command that is not there, 126 for one that can't be run.
         code: i32,
         /// Why.
         cause: String,
     },
-    /// A rank has written something.
+    /// A process has written something.
     Output {
         /// Which.
-        rank: Rank,
+        process: ProcessId,
         /// To standard error rather than to standard output.
         error: bool,
         /// What.
         bytes: ByteBuf,
     },
-    /// A rank has stated something about its own end. Comes before that.
+    /// A process has stated something about its own end. Comes before that.
     Stated {
         /// Which.
-        rank: Rank,
+        process: ProcessId,
         /// What.
         statement: Statement,
     },
-    /// A rank has ended.
+    /// A process has ended.
     Exited {
         /// Which.
-        rank: Rank,
+        process: ProcessId,
         /// How.
         ending: Ending,
     },
@@ -228,13 +230,15 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
+    use corro_core::Rank;
     use proptest::prelude::*;
 
     use super::*;
 
     #[test]
     fn messages_come_in_pieces_after_a_shells_noise() {
-        let report = Report::Output { rank: 3, error: true, bytes: ByteBuf::from(b"\xff\0x") };
+        let report =
+            Report::Output { process: ProcessId::of_rank(Rank::new(3)), error: true, bytes: ByteBuf::from(b"\xff\0x") };
         let bytes = [b"Welcome to node7\n".as_slice(), GREETING, &codec::encode(&report).unwrap()].concat();
         for size in 1..bytes.len() {
             let mut inbox = Inbox::default();

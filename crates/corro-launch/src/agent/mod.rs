@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-use corro_core::{Error, Rank, Result, codec, config};
+use corro_core::{Error, Result, codec, config};
 use corro_transport::cores;
 use nix::sys::signal::{SigSet, Signal as Number};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -29,6 +29,7 @@ pub(crate) use environment::passed_on;
 use message::{Ending, Inbox, MAX_ORDER, Order, Report, Start};
 use process::Process;
 
+use crate::process_id::ProcessId;
 use crate::process_tree;
 
 /// How often a host says that it is alive.
@@ -68,7 +69,7 @@ struct Agent<'a> {
     signals: SignalFd,
     inbox: Inbox,
     outbox: Vec<u8>,
-    ranks: Vec<Process>,
+    processes: Vec<Process>,
     started: bool,
     /// In an elastic job: how to start more processes.
     template: Option<LaunchTemplate>,
@@ -112,7 +113,7 @@ impl<'a> Agent<'a> {
             signals,
             inbox: Inbox::default(),
             outbox: Vec::new(),
-            ranks: Vec::new(),
+            processes: Vec::new(),
             started: false,
             template: None,
             orphaned_until: None,
@@ -149,8 +150,8 @@ impl<'a> Agent<'a> {
             fds.push(PollFd::from_borrowed_fd(self.output, interest));
         }
         if room {
-            let pipes = self.ranks.iter().flat_map(|r| &r.pipes).filter_map(|p| Some((p.fd()?, p.interest())));
-            let statements = self.ranks.iter().filter(|r| !r.told).filter_map(|r| r.statements.fd());
+            let pipes = self.processes.iter().flat_map(|r| &r.pipes).filter_map(|p| Some((p.fd()?, p.interest())));
+            let statements = self.processes.iter().filter(|r| !r.told).filter_map(|r| r.statements.fd());
             let all = pipes.chain(statements.map(|fd| (fd, PollFlags::IN)));
             fds.extend(all.map(|(fd, interest)| PollFd::from_borrowed_fd(fd, interest)));
         }
@@ -181,7 +182,7 @@ impl<'a> Agent<'a> {
         if self.connected {
             until = until.min(self.last_beat + BEAT);
         }
-        for kill_at in self.ranks.iter().filter(|r| r.ending.is_none()).filter_map(|r| r.kill_at) {
+        for kill_at in self.processes.iter().filter(|r| r.ending.is_none()).filter_map(|r| r.kill_at) {
             until = until.min(kill_at);
         }
         if let Some(orphaned) = self.orphaned_until {
@@ -190,7 +191,7 @@ impl<'a> Agent<'a> {
         if let Some(shutdown) = &self.shutdown {
             let next = if shutdown.killed { now + Duration::from_millis(20) } else { shutdown.kill_at };
             until = until.min(next).min(shutdown.give_up.max(now));
-            if self.ranks.iter().all(|r| r.told) {
+            if self.processes.iter().all(|r| r.told) {
                 // Orphans give no sign of their end except SIGCHLD, which may have come before this turn.
                 until = until.min(now + Duration::from_millis(20));
             }
@@ -251,10 +252,10 @@ impl<'a> Agent<'a> {
                 Order::Start(start) if !self.started => self.start(start)?,
                 Order::Start(_) => return Err(Error::Malformed("a second order to start".into())),
                 Order::Type(bytes) => {
-                    self.ranks.iter_mut().flat_map(|r| &mut r.pipes).for_each(|pipe| pipe.type_in(&bytes));
+                    self.processes.iter_mut().flat_map(|r| &mut r.pipes).for_each(|pipe| pipe.type_in(&bytes));
                 }
-                Order::Launch { rank, own } => self.launch(rank, &own)?,
-                Order::Kill { rank, grace_ms } => self.kill(rank, milliseconds(grace_ms)),
+                Order::Launch { process, own } => self.launch(process, &own)?,
+                Order::Kill { process, grace_ms } => self.kill(process, milliseconds(grace_ms)),
                 Order::End { signal, grace_ms } => {
                     let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
                     self.end(signal, milliseconds(grace_ms));
@@ -273,14 +274,14 @@ impl<'a> Agent<'a> {
         if order.another_host {
             environment = environment::on_another_host(std::env::vars_os(), environment);
         }
-        for (rank, own) in &order.ranks {
-            let report = match process::start(&order, *rank, &environment, own) {
+        for (id, own) in &order.processes {
+            let report = match process::start(&order, *id, &environment, own) {
                 Ok(process) => {
                     let pid = process.pid.as_raw_nonzero().get();
-                    self.ranks.push(process);
-                    Report::Started { rank: *rank, pid }
+                    self.processes.push(process);
+                    Report::Started { process: *id, pid }
                 }
-                Err(e) => Report::NotStarted { rank: *rank, code: e.code, cause: e.cause },
+                Err(e) => Report::NotStarted { process: *id, code: e.code, cause: e.cause },
             };
             self.tell(&report)?;
             if matches!(report, Report::NotStarted { .. }) {
@@ -296,28 +297,28 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    fn launch(&mut self, rank: Rank, own: &[(String, String)]) -> Result<()> {
+    fn launch(&mut self, id: ProcessId, own: &[(String, String)]) -> Result<()> {
         let Some(template) = &self.template else {
             return Err(Error::Malformed("an order to start one process before the order to start".into()));
         };
         if self.shutdown.is_some() {
             return Ok(());
         }
-        let report = match process::start(&template.order, rank, &template.environment, own) {
+        let report = match process::start(&template.order, id, &template.environment, own) {
             Ok(process) => {
                 let pid = process.pid.as_raw_nonzero().get();
-                self.ranks.push(process);
-                Report::Started { rank, pid }
+                self.processes.push(process);
+                Report::Started { process: id, pid }
             }
-            Err(e) => Report::NotStarted { rank, code: e.code, cause: e.cause },
+            Err(e) => Report::NotStarted { process: id, code: e.code, cause: e.cause },
         };
         self.tell(&report)
     }
 
     /// Asks one process to end, and kills it later if it has not.
-    fn kill(&mut self, rank: Rank, grace: Duration) {
+    fn kill(&mut self, id: ProcessId, grace: Duration) {
         let kill_at = Instant::now() + grace;
-        for process in self.ranks.iter_mut().filter(|p| p.rank == rank && p.ending.is_none()) {
+        for process in self.processes.iter_mut().filter(|p| p.id == id && p.ending.is_none()) {
             process.kill_at = Some(process.kill_at.map_or(kill_at, |at| at.min(kill_at)));
             let _ = rustix::process::kill_process_group(process.pid, Signal::TERM);
         }
@@ -327,7 +328,7 @@ impl<'a> Agent<'a> {
         if !room {
             return Ok(());
         }
-        for at in 0..self.ranks.len() {
+        for at in 0..self.processes.len() {
             self.read_statements(at)?;
             self.read_rank(at, 1)?;
         }
@@ -336,11 +337,11 @@ impl<'a> Agent<'a> {
 
     /// Passes on what a rank has stated about its own end. Not after that: what it has left running does not speak for it.
     fn read_statements(&mut self, at: usize) -> Result<()> {
-        while let Some(process) = self.ranks.get_mut(at).filter(|process| !process.told)
+        while let Some(process) = self.processes.get_mut(at).filter(|process| !process.told)
             && let Some(statement) = process.statements.next()
         {
-            let rank = process.rank;
-            self.tell(&Report::Stated { rank, statement })?;
+            let id = process.id;
+            self.tell(&Report::Stated { process: id, statement })?;
         }
         Ok(())
     }
@@ -349,13 +350,13 @@ impl<'a> Agent<'a> {
     fn read_rank(&mut self, at: usize, pieces: usize) -> Result<()> {
         for pipe in 0..2 {
             for _ in 0..pieces {
-                let process = &mut self.ranks[at];
-                let (rank, error) = (process.rank, process.pipes[pipe].is_error());
+                let process = &mut self.processes[at];
+                let (id, error) = (process.id, process.pipes[pipe].is_error());
                 let bytes = process.pipes[pipe].read();
                 if bytes.is_empty() {
                     break;
                 }
-                self.tell(&Report::Output { rank, error, bytes: ByteBuf::from(bytes) })?;
+                self.tell(&Report::Output { process: id, error, bytes: ByteBuf::from(bytes) })?;
             }
         }
         Ok(())
@@ -369,19 +370,19 @@ impl<'a> Agent<'a> {
                 (_, Some(signal)) => Ending::Signal(signal),
                 _ => continue,
             };
-            if let Some(process) = self.ranks.iter_mut().find(|p| p.pid == pid) {
+            if let Some(process) = self.processes.iter_mut().find(|p| p.pid == pid) {
                 process.ending = Some(ending);
             }
         }
-        for at in 0..self.ranks.len() {
-            let process = &self.ranks[at];
+        for at in 0..self.processes.len() {
+            let process = &self.processes[at];
             if let (Some(ending), false) = (process.ending, process.told) {
-                let rank = process.rank;
+                let id = process.id;
                 // What it wrote comes before how it ended; no more than a pipe can hold, for others may still write.
                 self.read_rank(at, 17)?;
                 self.read_statements(at)?;
-                self.tell(&Report::Exited { rank, ending })?;
-                self.ranks[at].told = true;
+                self.tell(&Report::Exited { process: id, ending })?;
+                self.processes[at].told = true;
             }
         }
         Ok(())
@@ -390,7 +391,7 @@ impl<'a> Agent<'a> {
     /// Ranks that have not ended. The group of one that has may be gone and its number taken by others; whatever is left
     /// of it is found as a descendant.
     fn living(&self) -> Vec<Pid> {
-        self.ranks.iter().filter(|r| r.ending.is_none()).map(|r| r.pid).collect()
+        self.processes.iter().filter(|r| r.ending.is_none()).map(|r| r.pid).collect()
     }
 
     /// Begins the end of everything, or hurries it.
@@ -419,7 +420,7 @@ impl<'a> Agent<'a> {
                 self.tell(&Report::Beat)?;
             }
         }
-        for process in self.ranks.iter().filter(|p| p.ending.is_none() && p.kill_at.is_some_and(|at| now >= at)) {
+        for process in self.processes.iter().filter(|p| p.ending.is_none() && p.kill_at.is_some_and(|at| now >= at)) {
             // Also one that is stopped: this signal can't be held back. Again and again until its end is seen.
             let _ = rustix::process::kill_process_group(process.pid, Signal::KILL);
         }
@@ -428,10 +429,10 @@ impl<'a> Agent<'a> {
         }
         if self.template.is_some() {
             // Many come and go in a long job.
-            self.ranks.retain(|r| !r.told || r.pipes.iter().any(|p| p.fd().is_some()));
+            self.processes.retain(|r| !r.told || r.pipes.iter().any(|p| p.fd().is_some()));
         }
         let more_may_come = self.template.is_some() && self.orphaned_until.is_none();
-        if self.started && !more_may_come && self.shutdown.is_none() && self.ranks.iter().all(|r| r.told) {
+        if self.started && !more_may_come && self.shutdown.is_none() && self.processes.iter().all(|r| r.told) {
             // What ranks leave behind may clean up after them (Python's resource tracker does), but not for ever.
             let kill_at = now + LEFTOVERS;
             self.shutdown = Some(Shutdown { kill_at, killed: false, give_up: kill_at + LAST_WORDS });
@@ -464,11 +465,11 @@ impl<'a> Agent<'a> {
         let late = Instant::now() >= shutdown.give_up;
         // No child at all: then there is no descendant either, since orphans become our children.
         let childless = matches!(children(), Err(rustix::io::Errno::CHILD));
-        let all_gone = childless && self.ranks.iter().all(|r| r.told);
+        let all_gone = childless && self.processes.iter().all(|r| r.told);
         if !all_gone && !late {
             return Ok(false);
         }
-        for at in 0..self.ranks.len() {
+        for at in 0..self.processes.len() {
             self.read_rank(at, 17)?;
         }
         self.tell(&Report::Done)?;

@@ -10,7 +10,7 @@ use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use corro_core::departure::MAX_STATEMENT;
-use corro_core::{Rank, Statement, config};
+use corro_core::{Statement, config};
 use corro_transport::statements;
 use nix::sys::signal::{SigHandler, SigSet, Signal as Number};
 use rustix::event::PollFlags;
@@ -18,6 +18,7 @@ use rustix::process::Pid;
 
 use super::message::{Ending, Inbox, MAX_OUTPUT, Start};
 use super::terminal::{self, Terminal};
+use crate::process_id::ProcessId;
 use crate::process_tree::kill_with_parent;
 
 /// How many statements of one process are passed on. In an elastic job it makes some in each epoch.
@@ -25,7 +26,7 @@ const MAX_STATEMENTS: usize = 10_000;
 
 /// A rank that was started.
 pub(super) struct Process {
-    pub(super) rank: Rank,
+    pub(super) id: ProcessId,
     pub(super) pid: Pid,
     pub(super) pipes: [Pipe; 2],
     pub(super) statements: Statements,
@@ -151,7 +152,7 @@ impl Statements {
 /// Starts one rank.
 pub(super) fn start(
     order: &Start,
-    rank: Rank,
+    id: ProcessId,
     environment: &[(OsString, OsString)],
     own: &[(String, String)],
 ) -> Result<Process, NotStarted> {
@@ -180,7 +181,7 @@ pub(super) fn start(
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let terminal = match order.terminal {
-        Some((its, window)) if its == rank => {
+        Some((its, window)) if its == id => {
             let attached = terminal::attach(&mut command, window);
             Some(attached.map_err(|e| failed(126, format!("it could not be given a terminal: {e}")))?)
         }
@@ -209,7 +210,7 @@ pub(super) fn start(
     }
     let pid = Pid::from_raw(child.id() as i32).ok_or_else(|| failed(126, "it has no process id".into()))?;
     let statements = Statements { pipe, inbox: Inbox::default(), left: MAX_STATEMENTS };
-    Ok(Process { rank, pid, pipes, statements, ending: None, kill_at: None, told: false })
+    Ok(Process { id, pid, pipes, statements, ending: None, kill_at: None, told: false })
 }
 
 /// Should the agent be killed, the rank is killed with it. And signals reach the rank: it would inherit that the agent has

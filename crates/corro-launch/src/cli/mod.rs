@@ -33,6 +33,7 @@ pub use request::Plan;
 
 use crate::failure::Failure;
 use crate::output::{Output, Style};
+use crate::process_id::ProcessId;
 
 /// The program: takes its words, the first of which is its own name, and gives its exit code. `agent` is the command that
 /// starts an agent where that is not this very program with the word `agent` behind it (in Python, say).
@@ -119,7 +120,7 @@ fn output(request: &request::Request) -> Result<Output> {
         timestamps: request.timestamps,
         bare: request.bare,
         only: request.only.clone(),
-        terminal: request.plan.debugged(),
+        terminal: request.plan.debugged().map(ProcessId::of_rank),
         colour,
         same_place: is_same_place(&stdout, &stderr),
         directory: request.directory.clone(),

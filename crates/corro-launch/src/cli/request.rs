@@ -184,7 +184,7 @@ fn wanted_ranks(matches: &ArgMatches, size: Option<usize>) -> Result<Option<Rank
     let Some(list) = matches.get_one::<String>("ranks") else { return Ok(None) };
     let ranks = Ranks::parse(list, "--ranks")?;
     match size {
-        Some(size) if ranks.highest() >= size => Err(Error::Usage(format!(
+        Some(size) if ranks.highest().index() >= size => Err(Error::Usage(format!(
             "--ranks names rank {}, but this job has ranks 0 to {}",
             ranks.highest(),
             size - 1
@@ -252,7 +252,7 @@ fn debug(matches: &ArgMatches, elastic: bool, job: &mut Job) -> Result<()> {
     if elastic {
         return Err(Error::Usage("--debug is for jobs of fixed size, and this one is elastic".into()));
     }
-    if rank >= job.size() {
+    if rank.index() >= job.size() {
         let last = job.size() - 1;
         return Err(Error::Usage(format!("--debug names rank {rank}, but this job has ranks 0 to {last}")));
     }

@@ -14,9 +14,18 @@ fn raised() -> Statement {
     Statement::Leaves { reason, because_of: None }
 }
 
+/// A job of fixed size: a process is called by its rank.
+fn process(number: usize) -> ProcessId {
+    ProcessId::of_rank(Rank::new(number))
+}
+
+fn suffers(from: usize, text: &str) -> Statement {
+    Statement::suffers(Rank::new(from), text)
+}
+
 fn victim(of: usize) -> Statement {
     let reason = Reason::Raised(Exception::new("HorovodInternalError", "shut down", vec![]));
-    Statement::Leaves { reason, because_of: Some(of) }
+    Statement::Leaves { reason, because_of: Some(Rank::new(of)) }
 }
 
 fn ended(code: Option<i32>) -> Statement {
@@ -39,8 +48,11 @@ fn culprit(story: Vec<Heard>) -> Option<Culprit> {
     let mut now = start;
     for heard in story {
         match heard {
-            Says(process, statement) => deaths.stated(process, statement, |rank| (rank < 7).then_some(rank)),
-            Ends(process, ending) => deaths.note(process, ending, now),
+            Says(by, statement) => {
+                let known = |rank: Rank| (rank.index() < 7).then_some(ProcessId::of_rank(rank));
+                deaths.stated(process(by), statement, known);
+            }
+            Ends(by, ending) => deaths.note(process(by), ending, now),
             EndAll => deaths.launcher_ends_all(start + GRACE),
             Kill => now = start + GRACE,
         }
@@ -49,7 +61,7 @@ fn culprit(story: Vec<Heard>) -> Option<Culprit> {
 }
 
 fn named(story: Vec<Heard>) -> Option<usize> {
-    culprit(story).map(|culprit| culprit.process)
+    culprit(story).map(|culprit| culprit.process.number())
 }
 
 const OK: Ending = Ending::Code(0);
@@ -74,14 +86,14 @@ fn a_killed_process_comes_before_the_peers_it_took_along() {
 
 #[test]
 fn those_whom_the_launcher_has_ended_are_not_to_blame_for_what_follows() {
-    let told = |by, of| Says(by, Statement::suffers(of, "lost"));
+    let told = |by, of| Says(by, suffers(of, "lost"));
     let ends = vec![Ends(3, KILLED), EndAll, Ends(0, TERM), told(5, 0), Says(5, victim(0)), told(4, 0), Ends(5, ONE)];
     assert_eq!(named(ends), Some(3));
 }
 
 #[test]
 fn a_chain_of_blame_is_followed_though_most_of_it_is_heard_late() {
-    let told = |by, of| Says(by, Statement::suffers(of, "lost"));
+    let told = |by, of| Says(by, suffers(of, "lost"));
     let first = vec![told(4, 3), Ends(4, ONE), EndAll, told(3, 2), Ends(3, ONE), told(2, 1), told(1, 0)];
     let ends = vec![Ends(2, ONE), Ends(1, ONE), Says(0, raised()), Ends(0, ONE)];
     assert_eq!(named(first.into_iter().chain(ends).collect()), Some(0));
@@ -89,20 +101,20 @@ fn a_chain_of_blame_is_followed_though_most_of_it_is_heard_late() {
 
 #[test]
 fn a_victim_names_the_cause_though_it_ends_first() {
-    let told = Statement::suffers(1, "lost rank 1");
+    let told = suffers(1, "lost rank 1");
     let found =
         culprit(vec![Says(0, told), Says(0, victim(1)), Ends(0, ONE), EndAll, Says(1, raised()), Ends(1, TERM)]);
     let found = found.unwrap();
-    assert_eq!((found.process, found.code, found.ending), (1, 1, None));
+    assert_eq!((found.process.number(), found.code, found.ending), (1, 1, None));
     assert_eq!(found.accusation.as_deref(), Some("lost rank 1"));
     assert!(found.reason.unwrap().to_string().contains("ValueError"));
 }
 
 #[test]
 fn who_ends_early_in_good_order_is_the_cause_of_those_that_needed_it() {
-    let told = || Statement::suffers(1, "shut down by rank 1");
+    let told = || suffers(1, "shut down by rank 1");
     let story = vec![Says(1, ended(None)), Ends(1, OK), Says(0, told()), Says(0, victim(1)), Ends(0, ONE), EndAll];
-    assert_eq!(culprit(story).map(|c| (c.process, c.ending, c.code)), Some((1, Some(OK), 1)));
+    assert_eq!(culprit(story).map(|c| (c.process.number(), c.ending, c.code)), Some((1, Some(OK), 1)));
     // But not of what another does wrong later on, for its own reasons.
     let story = vec![Says(1, ended(None)), Ends(1, OK), Says(0, told()), Says(0, raised()), Ends(0, ONE), EndAll];
     assert_eq!(named(story), Some(0));
@@ -110,35 +122,35 @@ fn who_ends_early_in_good_order_is_the_cause_of_those_that_needed_it() {
 
 #[test]
 fn one_that_made_others_wait_in_vain_is_named_though_it_never_ended() {
-    let told = Statement::suffers(2, "rank 2 did not come");
+    let told = suffers(2, "rank 2 did not come");
     let found = culprit(vec![Says(0, told), Ends(0, Ending::Code(4)), EndAll, Kill, Ends(2, KILLED)]).unwrap();
-    assert_eq!((found.process, found.ending, found.code), (2, None, 4));
+    assert_eq!((found.process.number(), found.ending, found.code), (2, None, 4));
 }
 
 #[test]
 fn those_without_whom_the_job_went_on_are_not_named() {
     let mut deaths = Deaths::default();
-    deaths.note(1, KILLED, Instant::now());
+    deaths.note(process(1), KILLED, Instant::now());
     deaths.forgive();
     assert_eq!(deaths.culprit(), None);
-    deaths.note(4, Ending::Code(2), Instant::now());
-    assert_eq!(deaths.culprit().map(|culprit| culprit.process), Some(4));
+    deaths.note(process(4), Ending::Code(2), Instant::now());
+    assert_eq!(deaths.culprit().map(|culprit| culprit.process.number()), Some(4));
     // Nor those who were replaced before another failed.
-    deaths.started(5);
-    assert_eq!(deaths.culprit().map(|culprit| culprit.process), Some(4));
-    deaths.note(5, ONE, Instant::now());
-    assert_eq!(deaths.culprit().map(|culprit| culprit.process), Some(5));
+    deaths.started(process(5));
+    assert_eq!(deaths.culprit().map(|culprit| culprit.process.number()), Some(4));
+    deaths.note(process(5), ONE, Instant::now());
+    assert_eq!(deaths.culprit().map(|culprit| culprit.process.number()), Some(5));
 }
 
 #[test]
 fn what_was_said_before_a_return_is_over() {
-    let told = Says(0, Statement::suffers(1, "lost"));
+    let told = Says(0, suffers(1, "lost"));
     assert_eq!(named(vec![told, Says(0, Statement::Returns), Says(0, raised()), Ends(0, ONE)]), Some(0));
 }
 
 #[test]
 fn if_two_accuse_each_other_the_first_word_counts() {
-    let says = |by, of| Says(by, Statement::suffers(of, "lost"));
+    let says = |by, of| Says(by, suffers(of, "lost"));
     assert_eq!(named(vec![says(0, 1), says(1, 0), Ends(1, ONE), Ends(0, ONE), EndAll]), Some(1));
     assert_eq!(named(vec![says(1, 0), says(0, 1), Ends(1, ONE), Ends(0, ONE), EndAll]), Some(0));
 }
@@ -190,7 +202,7 @@ fn own_story(cause: usize, way: Way) -> (Vec<Heard>, Vec<Heard>) {
 
 /// What is heard of a process by itself, and after the launcher has asked all to end.
 fn story(process: usize, fate: Fate, blamed: usize) -> (Vec<Heard>, Vec<Heard>) {
-    let told = || Says(process, Statement::suffers(blamed, "lost"));
+    let told = || Says(process, suffers(blamed, "lost"));
     match fate {
         Fate::Victim | Fate::VictimOfVictim => {
             (vec![told(), Says(process, victim(blamed)), Ends(process, ONE)], vec![])
@@ -231,7 +243,7 @@ fn shuffled(stories: Vec<(Vec<Heard>, Vec<Heard>)>, mut seed: u64) -> Vec<Heard>
 
 fn is_suspected(process: usize, story: &[Heard]) -> bool {
     story.iter().take_while(|heard| !matches!(heard, EndAll)).any(|heard| match heard {
-        Says(by, Statement::Suffers { from, .. }) => [*by, *from].contains(&process),
+        Says(by, Statement::Suffers { from, .. }) => [*by, from.index()].contains(&process),
         Says(by, _) | Ends(by, _) => *by == process,
         EndAll | Kill => false,
     })
@@ -302,7 +314,7 @@ proptest! {
     #[test]
     fn nonsense_does_no_harm(said in proptest::collection::vec((0usize..5, 0usize..9, 0u8..6), 0..40)) {
         let story = said.into_iter().map(|(by, of, what)| match what {
-            0 => Says(by, Statement::suffers(of, "x")),
+            0 => Says(by, suffers(of, "x")),
             1 => Says(by, victim(of)),
             2 => Says(by, raised()),
             3 => Ends(by, if of % 2 == 0 { Ending::Code(of as i32) } else { Ending::Signal(of as i32) }),
@@ -310,7 +322,7 @@ proptest! {
             _ => Kill,
         });
         if let Some(found) = culprit(story.collect()) {
-            prop_assert!(found.process < 7 && found.code != 0);
+            prop_assert!(found.process.number() < 7 && found.code != 0);
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::job::Outcome;
 use crate::launcher::{Hello, Launcher};
 use crate::lifecycle::{INTERRUPT_GRACE, LAST_REPORTS};
 use crate::output::Output;
+use crate::process_id::ProcessId;
 use crate::start;
 
 /// How often the machine looks at the clock when nothing happens.
@@ -45,7 +46,7 @@ impl ElasticJob {
         driver.launcher.release();
         let failure = followed?;
         let failed = if let Some(Failure::Elastic { worker, .. }) = &failure { *worker } else { None };
-        let last_lines = driver.launcher.close_output(failed);
+        let last_lines = driver.launcher.close_output(failed.map(ProcessId::of_worker));
         Ok(Outcome { failure, results: driver.launcher.results(driver.size), last_lines })
     }
 }
@@ -145,7 +146,7 @@ impl<'a> Driver<'a> {
         let verdict = self.verdict.take().filter(|v| !v.success)?;
         let culprit = self.deaths.culprit();
         let code = culprit.as_ref().map_or(1, |culprit| culprit.code);
-        Some(Failure::Elastic { why: verdict.why, worker: culprit.map(|culprit| culprit.process), code })
+        Some(Failure::Elastic { why: verdict.why, worker: culprit.map(|culprit| culprit.process.worker()), code })
     }
 
     fn handle(&mut self, event: Event) -> Result<()> {
@@ -200,13 +201,13 @@ impl<'a> Driver<'a> {
                     Err(why) => self.lose_host(at, &why),
                 }
             }
-            Report::Stated { rank, statement } => {
-                let worker = |rank: Rank| self.members.get(rank).map(|worker| process_of(*worker));
-                self.deaths.stated(rank, statement, worker);
+            Report::Stated { process, statement } => {
+                let known = |rank: Rank| self.members.get(rank.index()).copied().map(ProcessId::of_worker);
+                self.deaths.stated(process, statement, known);
                 Ok(())
             }
-            Report::Exited { rank, ending } => self.exited(rank, ending),
-            Report::NotStarted { rank, code, cause } => self.not_started(at, rank, code, cause),
+            Report::Exited { process, ending } => self.exited(process, ending),
+            Report::NotStarted { process, code, cause } => self.not_started(at, process, code, &cause),
             Report::Ending { signal } => {
                 // It ends its ranks by itself, in good order.
                 let why = format!("its agent was ended by {}", Ending::Signal(signal));
@@ -223,11 +224,11 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn exited(&mut self, process: usize, ending: Ending) -> Result<()> {
+    fn exited(&mut self, process: ProcessId, ending: Ending) -> Result<()> {
         if let Some(mut output) = lock_soon(&self.launcher.output) {
             output.forget(process);
         }
-        self.workers.remove(&worker_of(process));
+        self.workers.remove(&process.worker());
         self.deaths.note(process, ending, Instant::now());
         let after = self.deaths.exception_of(process).map_or_else(String::new, |text| format!(", after {text}"));
         let words = match ending {
@@ -241,22 +242,23 @@ impl<'a> Driver<'a> {
             victim: self.deaths.is_victim(process),
             words,
         };
-        self.note(Input::Exited(worker_of(process), exit))?;
+        self.note(Input::Exited(process.worker(), exit))?;
         self.leave_empty_hosts()
     }
 
-    fn not_started(&mut self, at: usize, process: usize, code: i32, cause: String) -> Result<()> {
-        self.workers.remove(&worker_of(process));
+    fn not_started(&mut self, at: usize, process: ProcessId, code: i32, cause: &str) -> Result<()> {
+        self.workers.remove(&process.worker());
         let words = format!("could not be started: {cause}");
         if self.epochs == 0 && self.not_started.is_none() {
             // The others would fail in the same way.
             let host = self.launcher.agents[at].host.clone();
-            self.not_started = Some(Failure::NotStarted { rank: process, host, code, cause });
+            let why = format!("worker {process} on {host} {words}");
+            self.not_started = Some(Failure::Elastic { why, worker: Some(process.worker()), code });
             let decisions = self.machine.stop(&words);
             return self.carry_out(decisions);
         }
         self.deaths.note(process, Ending::Code(code), Instant::now());
-        self.note(Input::Exited(worker_of(process), Exit { code, killed: false, victim: false, words }))
+        self.note(Input::Exited(process.worker(), Exit { code, killed: false, victim: false, words }))
     }
 
     fn note(&mut self, input: Input) -> Result<()> {
@@ -289,7 +291,7 @@ impl<'a> Driver<'a> {
         let before = std::mem::replace(&mut self.size, members.len());
         if let Some(mut output) = lock_soon(&self.launcher.output) {
             for (rank, (worker, _)) in members.iter().enumerate() {
-                output.label(process_of(*worker), rank.to_string());
+                output.label(ProcessId::of_worker(*worker), rank.to_string());
             }
         }
         if self.epochs > 1 {
@@ -317,15 +319,6 @@ impl<'a> Driver<'a> {
         self.deaths.launcher_ends_all(now + grace);
         self.launcher.end_all(signal, grace)
     }
-}
-
-/// What the agents and the output know a worker by. Workers are numbered from 0 here, by our own machine.
-fn process_of(worker: WorkerId) -> usize {
-    worker.0 as usize
-}
-
-fn worker_of(process: usize) -> WorkerId {
-    WorkerId(process as u64)
 }
 
 /// Opens the place where workers talk to the driver.

@@ -3,6 +3,8 @@
 //! Pure, and safe for any bytes. A piece of a line is never mixed with another writer's: a line begun is finished, or
 //! closed by a line break, before another one writes.
 
+use crate::process_id::ProcessId;
+
 /// Longest line that is held back until it is complete.
 const LONGEST: usize = 64 * 1024;
 
@@ -53,8 +55,8 @@ fn line_end(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Who writes: a rank, and whether it is its standard error.
-pub(super) type Writer = (usize, bool);
+/// Who writes: a process, and whether it is its standard error.
+pub(super) type Writer = (ProcessId, bool);
 
 /// Something many writers write lines to: a terminal, a file.
 #[derive(Debug, Default)]
@@ -100,6 +102,7 @@ impl Page {
 
 #[cfg(test)]
 mod tests {
+    use corro_core::Rank;
     use proptest::prelude::*;
 
     use super::*;
@@ -140,7 +143,7 @@ mod tests {
 
     #[test]
     fn writers_never_share_a_line() {
-        let (a, b) = ((0, false), (1, false));
+        let (a, b) = ((ProcessId::of_rank(Rank::ZERO), false), (ProcessId::of_rank(Rank::new(1)), false));
         let mut page = Page::default();
         let mut out = Vec::new();
         for (writer, line) in

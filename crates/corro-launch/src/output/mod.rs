@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use corro_core::{Error, Rank, Result};
 use lines::{Page, Splitter, Writer};
 
+use crate::process_id::ProcessId;
+
 pub use ranks::Ranks;
 
 /// How many of a rank's last lines on standard error are kept for the end, and how long each may be.
@@ -31,8 +33,8 @@ pub struct Style {
     pub bare: bool,
     /// Whose lines are shown; `None`: everyone's. Files and last words are those of all ranks in any case.
     pub only: Option<Ranks>,
-    /// The rank that has the user's terminal: what it writes is shown as it comes, a prompt at once.
-    pub terminal: Option<Rank>,
+    /// The process that has the user's terminal: what it writes is shown as it comes, a prompt at once.
+    pub terminal: Option<ProcessId>,
     /// Whether prefixes are coloured.
     pub colour: bool,
     /// Whether standard output and error end up in the same place, so that lines of both must not mix.
@@ -48,9 +50,9 @@ pub struct Output {
     sinks: [Box<dyn Write + Send>; 2],
     pages: [Page; 2],
     writers: BTreeMap<Writer, OneWriter>,
-    last: BTreeMap<Rank, VecDeque<Vec<u8>>>,
+    last: BTreeMap<ProcessId, VecDeque<Vec<u8>>>,
     /// In an elastic job, where a process is not always the same rank: what it is called now.
-    labels: BTreeMap<Rank, String>,
+    labels: BTreeMap<ProcessId, String>,
     size: usize,
     files_failed: bool,
     sinks_failed: bool,
@@ -67,11 +69,11 @@ impl Output {
     /// Output for ranks `0..size`, whose files are opened now so that a wrong directory is told before anything starts.
     pub fn new(style: Style, size: usize, sinks: [Box<dyn Write + Send>; 2]) -> Result<Self> {
         let mut writers = BTreeMap::new();
-        for rank in 0..size {
+        for process in Rank::all(size).map(ProcessId::of_rank) {
             for (error, name) in [(false, "stdout"), (true, "stderr")] {
-                let path = style.directory.as_ref().map(|d| rank_directory(d, rank, size).join(name));
+                let path = style.directory.as_ref().map(|d| directory_of(d, process, size).join(name));
                 let file = path.map(|path| create(&path)).transpose()?;
-                writers.insert((rank, error), OneWriter { file, ..OneWriter::default() });
+                writers.insert((process, error), OneWriter { file, ..OneWriter::default() });
             }
         }
         let pages = [Page::default(), Page::default()];
@@ -80,9 +82,9 @@ impl Output {
     }
 
     /// Output of one more process, in an elastic job.
-    pub(crate) fn add(&mut self, worker: Rank, label: String) -> Result<()> {
+    pub(crate) fn add(&mut self, worker: ProcessId, label: String) -> Result<()> {
         for (error, name) in [(false, "stdout"), (true, "stderr")] {
-            let path = self.style.directory.as_ref().map(|d| rank_directory(d, worker, self.size).join(name));
+            let path = self.style.directory.as_ref().map(|d| directory_of(d, worker, self.size).join(name));
             let file = path.map(|path| create(&path)).transpose()?;
             self.writers.entry((worker, error)).or_insert_with(|| OneWriter { file, ..OneWriter::default() });
         }
@@ -91,43 +93,43 @@ impl Output {
     }
 
     /// What lines of `worker` begin with from now on.
-    pub(crate) fn label(&mut self, worker: Rank, label: String) {
+    pub(crate) fn label(&mut self, worker: ProcessId, label: String) {
         self.labels.insert(worker, label);
     }
 
     /// Forgets a process that has ended, except its last words.
-    pub(crate) fn forget(&mut self, worker: Rank) {
+    pub(crate) fn forget(&mut self, worker: ProcessId) {
         for error in [false, true] {
             self.writers.remove(&(worker, error));
         }
     }
 
-    /// Shows what `rank` wrote. Fails if nobody reads it; that it can't be written for another reason is told once.
-    pub fn put(&mut self, rank: Rank, error: bool, bytes: &[u8]) -> std::io::Result<()> {
+    /// Shows what `process` wrote. Fails if nobody reads it; that it can't be written for another reason is told once.
+    pub fn put(&mut self, process: ProcessId, error: bool, bytes: &[u8]) -> std::io::Result<()> {
         let mut whole = Vec::new();
-        if self.style.terminal == Some(rank) {
+        if self.style.terminal == Some(process) {
             whole.push(bytes.to_vec());
-        } else if let Some(writer) = self.writers.get_mut(&(rank, error)) {
+        } else if let Some(writer) = self.writers.get_mut(&(process, error)) {
             writer.splitter.feed(bytes, |line| whole.push(line.to_vec()));
         }
-        self.show((rank, error), &whole)
+        self.show((process, error), &whole)
     }
 
-    /// A rank writes no more: what it left unfinished is shown too.
-    pub fn finish(&mut self, rank: Rank) -> std::io::Result<()> {
+    /// A process writes no more: what it left unfinished is shown too.
+    pub fn finish(&mut self, process: ProcessId) -> std::io::Result<()> {
         for error in [false, true] {
             let mut whole = Vec::new();
-            if let Some(writer) = self.writers.get_mut(&(rank, error)) {
+            if let Some(writer) = self.writers.get_mut(&(process, error)) {
                 writer.splitter.finish(|line| whole.push(line.to_vec()));
             }
-            self.show((rank, error), &whole)?;
+            self.show((process, error), &whole)?;
         }
         Ok(())
     }
 
-    /// The last a rank wrote to standard error.
-    pub fn last_lines(&self, rank: Rank) -> Vec<String> {
-        let lines = self.last.get(&rank).into_iter().flatten();
+    /// The last a process wrote to standard error.
+    pub fn last_lines(&self, process: ProcessId) -> Vec<String> {
+        let lines = self.last.get(&process).into_iter().flatten();
         lines.map(|line| String::from_utf8_lossy(line).trim_end().to_owned()).collect()
     }
 
@@ -156,18 +158,18 @@ impl Output {
         if whole.is_empty() {
             return Ok(());
         }
-        let (rank, error) = writer;
-        let plain = self.prefix(rank, error);
-        let prefix = if self.style.colour { coloured(rank, &plain) } else { plain.clone() };
+        let (process, error) = writer;
+        let plain = self.prefix(process, error);
+        let prefix = if self.style.colour { coloured(process, &plain) } else { plain.clone() };
         let page = usize::from(error && !self.style.same_place);
-        let shown = self.is_shown(rank);
+        let shown = self.is_shown(process);
         let mut out = Vec::new();
         for line in whole {
             if shown {
                 self.pages[page].put(writer, prefix.as_bytes(), line, &mut out);
             }
             if error {
-                remember(self.last.entry(rank).or_default(), line);
+                remember(self.last.entry(process).or_default(), line);
             }
         }
         self.write_file(writer, &plain, whole);
@@ -203,25 +205,25 @@ impl Output {
         }
     }
 
-    fn is_shown(&self, rank: Rank) -> bool {
-        let Some(only) = self.style.only.as_ref().filter(|_| self.style.terminal != Some(rank)) else { return true };
+    fn is_shown(&self, process: ProcessId) -> bool {
+        let Some(only) = self.style.only.as_ref().filter(|_| self.style.terminal != Some(process)) else { return true };
         // A process of an elastic job is called by its rank once it has one.
-        let rank = self.labels.get(&rank).map_or(Some(rank), |label| label.parse().ok());
+        let rank = self.labels.get(&process).map_or(Some(process.rank()), |label| label.parse().ok());
         rank.is_some_and(|rank| only.contains(rank))
     }
 
-    fn prefix(&self, rank: Rank, error: bool) -> String {
+    fn prefix(&self, process: ProcessId, error: bool) -> String {
         let time = if self.style.timestamps { clock::now() } else { String::new() };
-        if self.style.terminal == Some(rank) {
+        if self.style.terminal == Some(process) {
             return String::new();
         }
         if self.style.bare {
             return time;
         }
         let stream = if error { "stderr" } else { "stdout" };
-        match self.labels.get(&rank) {
+        match self.labels.get(&process) {
             Some(label) => format!("{time}[{label}]<{stream}>:"),
-            None => format!("{time}[{rank}]<{stream}>:"),
+            None => format!("{time}[{process}]<{stream}>:"),
         }
     }
 }
@@ -234,9 +236,9 @@ fn remember(lines: &mut VecDeque<Vec<u8>>, line: &[u8]) {
 }
 
 /// `DIR/rank.07` of twelve ranks.
-fn rank_directory(directory: &Path, rank: Rank, size: usize) -> PathBuf {
+fn directory_of(directory: &Path, process: ProcessId, size: usize) -> PathBuf {
     let width = (size.max(1) - 1).to_string().len();
-    directory.join(format!("rank.{rank:0width$}"))
+    directory.join(format!("rank.{process:0width$}"))
 }
 
 fn create(path: &Path) -> Result<BufWriter<File>> {
@@ -248,12 +250,12 @@ fn create(path: &Path) -> Result<BufWriter<File>> {
 }
 
 /// Colours that can be read on light and on dark.
-fn coloured(rank: Rank, prefix: &str) -> String {
+fn coloured(process: ProcessId, prefix: &str) -> String {
     const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
     if prefix.is_empty() {
         return String::new();
     }
-    format!("\x1b[{}m{prefix}\x1b[0m", COLOURS[rank % COLOURS.len()])
+    format!("\x1b[{}m{prefix}\x1b[0m", COLOURS[process.number() % COLOURS.len()])
 }
 
 #[cfg(test)]
@@ -275,6 +277,10 @@ mod tests {
         }
     }
 
+    fn process(number: usize) -> ProcessId {
+        ProcessId::of_rank(Rank::new(number))
+    }
+
     fn style() -> Style {
         Style::default()
     }
@@ -289,15 +295,15 @@ mod tests {
     #[test]
     fn prefixes_as_horovods_users_know_them() {
         let (mut output, shown) = output(style(), 2);
-        output.put(0, false, b"hel").unwrap();
-        output.put(1, false, b"one\ntwo\n").unwrap();
-        output.put(0, false, b"lo\n").unwrap();
-        output.put(1, true, b"oh").unwrap();
-        output.finish(1).unwrap();
+        output.put(process(0), false, b"hel").unwrap();
+        output.put(process(1), false, b"one\ntwo\n").unwrap();
+        output.put(process(0), false, b"lo\n").unwrap();
+        output.put(process(1), true, b"oh").unwrap();
+        output.finish(process(1)).unwrap();
         output.say("end");
         assert_eq!(shown().0, "[1]<stdout>:one\n[1]<stdout>:two\n[0]<stdout>:hello\n");
         assert_eq!(shown().1, "[1]<stderr>:oh\nend\n");
-        assert_eq!(output.last_lines(1), ["oh"]);
+        assert_eq!(output.last_lines(process(1)), ["oh"]);
     }
 
     #[test]
@@ -306,11 +312,11 @@ mod tests {
         let only = Some(Ranks::parse("1", "--ranks").unwrap());
         let (mut output, shown) = output(Style { only, directory: Some(directory.clone()), ..style() }, 2);
         for rank in 0..2 {
-            output.put(rank, false, b"hello\n").unwrap();
-            output.put(rank, true, b"oh\n").unwrap();
+            output.put(process(rank), false, b"hello\n").unwrap();
+            output.put(process(rank), true, b"oh\n").unwrap();
         }
         assert_eq!(shown(), ("[1]<stdout>:hello\n".into(), "[1]<stderr>:oh\n".into()));
-        assert_eq!(output.last_lines(0), ["oh"]);
+        assert_eq!(output.last_lines(process(0)), ["oh"]);
         output.close();
         assert_eq!(std::fs::read(directory.join("rank.0/stdout")).unwrap(), b"[0]<stdout>:hello\n");
         std::fs::remove_dir_all(directory).unwrap();
@@ -320,40 +326,40 @@ mod tests {
     fn a_worker_is_shown_while_its_rank_is_wanted() {
         let only = Some(Ranks::parse("0", "--ranks").unwrap());
         let (mut output, shown) = output(Style { only, bare: true, colour: true, ..style() }, 0);
-        output.add(7, "new".into()).unwrap();
-        output.put(7, false, b"unseated\n").unwrap();
-        output.label(7, "0".into());
-        output.put(7, false, b"seated\n").unwrap();
-        output.label(7, "1".into());
-        output.put(7, false, b"moved\n").unwrap();
+        output.add(process(7), "new".into()).unwrap();
+        output.put(process(7), false, b"unseated\n").unwrap();
+        output.label(process(7), "0".into());
+        output.put(process(7), false, b"seated\n").unwrap();
+        output.label(process(7), "1".into());
+        output.put(process(7), false, b"moved\n").unwrap();
         assert_eq!(shown().0, "seated\n");
     }
 
     #[test]
     fn a_prompt_is_shown_at_once() {
-        let (mut output, shown) = output(Style { terminal: Some(1), ..style() }, 2);
-        output.put(1, false, b"(Pdb) ").unwrap();
+        let (mut output, shown) = output(Style { terminal: Some(process(1)), ..style() }, 2);
+        output.put(process(1), false, b"(Pdb) ").unwrap();
         assert_eq!(shown().0, "(Pdb) ");
-        output.put(0, false, b"one\n").unwrap();
-        output.put(1, false, b"x\r\n").unwrap();
+        output.put(process(0), false, b"one\n").unwrap();
+        output.put(process(1), false, b"x\r\n").unwrap();
         assert_eq!(shown().0, "(Pdb) \n[0]<stdout>:one\nx\r\n");
     }
 
     #[test]
     fn bare_lines_are_still_whole() {
         let (mut output, shown) = output(Style { bare: true, ..style() }, 2);
-        output.put(0, false, b"op").unwrap();
-        output.put(1, false, b"one\n").unwrap();
-        output.put(0, false, b"en\n").unwrap();
+        output.put(process(0), false, b"op").unwrap();
+        output.put(process(1), false, b"one\n").unwrap();
+        output.put(process(0), false, b"en\n").unwrap();
         assert_eq!(shown().0, "one\nopen\n");
     }
 
     #[test]
     fn one_terminal_is_one_page() {
         let (mut output, shown) = output(Style { same_place: true, colour: true, ..style() }, 1);
-        output.put(0, false, b"open").unwrap();
-        output.finish(0).unwrap();
-        output.put(0, true, b"x\n").unwrap();
+        output.put(process(0), false, b"open").unwrap();
+        output.finish(process(0)).unwrap();
+        output.put(process(0), true, b"x\n").unwrap();
         // The break that ends the open line goes to whoever writes next; both are one screen.
         assert_eq!(shown().0, "\x1b[36m[0]<stdout>:\x1b[0mopen");
         assert_eq!(shown().1, "\n\x1b[36m[0]<stderr>:\x1b[0mx\n");
@@ -361,12 +367,12 @@ mod tests {
 
     #[test]
     fn files_lie_where_horovod_puts_them() {
-        let names = |size| rank_directory(Path::new("d"), 0, size).display().to_string();
+        let names = |size| directory_of(Path::new("d"), process(0), size).display().to_string();
         assert_eq!([1, 2, 10, 11, 101].map(names), ["d/rank.0", "d/rank.0", "d/rank.0", "d/rank.00", "d/rank.000"]);
         let directory = std::env::temp_dir().join(format!("corro-output-{}", std::process::id()));
         let (mut output, shown) = output(Style { directory: Some(directory.clone()), colour: true, ..style() }, 2);
-        output.put(1, false, b"a\n\xffb").unwrap();
-        output.finish(1).unwrap();
+        output.put(process(1), false, b"a\n\xffb").unwrap();
+        output.finish(process(1)).unwrap();
         output.close();
         assert_eq!(std::fs::read(directory.join("rank.1/stdout")).unwrap(), b"[1]<stdout>:a\n[1]<stdout>:\xffb");
         assert_eq!(std::fs::read(directory.join("rank.0/stderr")).unwrap(), b"");

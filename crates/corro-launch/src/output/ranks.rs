@@ -27,7 +27,7 @@ impl Ranks {
 
     /// The highest of them.
     pub fn highest(&self) -> Rank {
-        self.0.iter().map(|range| *range.end()).max().unwrap_or(0)
+        self.0.iter().map(|range| *range.end()).max().unwrap_or(Rank::ZERO)
     }
 }
 
@@ -38,8 +38,8 @@ mod tests {
     #[test]
     fn lists_and_ranges() {
         let ranks = Ranks::parse("0, 2-4,9", "--ranks").unwrap();
-        let inside: Vec<Rank> = (0..12).filter(|r| ranks.contains(*r)).collect();
-        assert_eq!((inside.as_slice(), ranks.highest()), ([0, 2, 3, 4, 9].as_slice(), 9));
+        let inside: Vec<usize> = Rank::all(12).filter(|r| ranks.contains(*r)).map(Rank::index).collect();
+        assert_eq!((inside.as_slice(), ranks.highest()), ([0, 2, 3, 4, 9].as_slice(), Rank::new(9)));
     }
 
     #[test]

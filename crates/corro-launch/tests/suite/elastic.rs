@@ -93,7 +93,7 @@ fn a_rank_that_hangs_in_its_own_code_is_named_and_replaced() {
     let timeout = Duration::from_secs(4);
     let seconds = timeout.as_secs().to_string();
     let variables = [("CORRO_TIMEOUT", seconds.as_str())];
-    let mut job = Job::start_command(&["-np", "3", "--min-np", "2"], &variables, &["sh", "-c", &script]);
+    let job = Job::start_command(&["-np", "3", "--min-np", "2"], &variables, &["sh", "-c", &script]);
     job.running.wait_for("hangs at step 20");
     let hung = Instant::now();
     let victim = job.process(1, 3, 1);
@@ -110,14 +110,14 @@ fn a_rank_that_hangs_in_its_own_code_is_named_and_replaced() {
 #[test]
 fn a_discovery_script_that_runs_ends_with_the_job() {
     let folder = Folder::new("discovery");
-    let asked = folder.0.join("asked");
+    let asked = folder.join("asked");
     // Asked for the second time, it hangs, with a child in a session of its own.
     let script = format!(
         "echo localhost:2; [ -e {0} ] && {{ setsid sleep 300 & sleep 300 & touch {0}.again; wait; }}; touch {0}",
         asked.display()
     );
     let job = Job::start(&["-np", "2", "--min-np", "1", "--host-discovery-script", &script], &[], STEPS);
-    wait_until("the script hangs", HANG_LIMIT, || folder.0.join("asked.again").exists());
+    wait_until("the script hangs", HANG_LIMIT, || folder.join("asked.again").exists());
     job.finish(STEPS);
 }
 

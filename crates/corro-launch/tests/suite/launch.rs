@@ -167,7 +167,7 @@ fn a_stopped_agent_holds_up_no_job() {
     // Ranks that go on and ranks that end meanwhile, with helpers that have left their group.
     for rest in ["sleep 300", "read line <$FIFO"] {
         let folder = Folder::new("stopped");
-        let fifo = folder.0.join("fifo");
+        let fifo = folder.join("fifo");
         assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
         let script = Script::new(&format!("setsid sleep 300 & echo ready; {rest}"));
         let words = [vec!["-np", "2", "--host-timeout", "2"], script.words()].concat();
@@ -189,7 +189,7 @@ fn a_stopped_agent_holds_up_no_job() {
 #[test]
 fn an_agent_that_somebody_ends_is_named_and_no_rank_is_blamed() {
     let script = Script::new("echo ready; sleep 300");
-    let mut running = Running::start(&mut run_command(&[vec!["-np", "2"], script.words()].concat()));
+    let running = Running::start(&mut run_command(&[vec!["-np", "2"], script.words()].concat()));
     running.wait_for("ready");
     support::kill(agent_of(&running), "TERM");
     let ran = running.end();
@@ -221,7 +221,7 @@ fn a_full_disk_costs_the_output_and_not_the_job() {
 
 /// A program in place of ssh, named so that error texts show it.
 fn remote_shell(folder: &Folder, text: &str) -> String {
-    let program = folder.0.join("my-shell");
+    let program = folder.join("my-shell");
     std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     program.to_str().unwrap().to_owned()

@@ -214,7 +214,7 @@ mod tests {
 
         /// Comes back from epoch 1, in which it was the rank of its own number.
         fn comes_back(&mut self, worker: u64, culprit: Option<Rank>) {
-            let was = Some(PastSeat { epoch: 1, rank: worker as Rank });
+            let was = Some(PastSeat { epoch: 1, rank: Rank::new(worker as usize) });
             self.hello(worker, was, Some(Cause { culprit, text: "it waited in vain".into() }));
         }
 
@@ -256,7 +256,7 @@ mod tests {
         for killed in [true, false] {
             let mut job = Job::new(2, 1);
             job.exited(1, 137, true);
-            job.comes_back(0, Some(1));
+            job.comes_back(0, Some(Rank::new(1)));
             assert_eq!(job.epoch(), Some((2, vec![0])));
             for newest in 2..8 {
                 assert_eq!(job.last_start(), Some(newest), "one after the other is started in its place");
@@ -271,7 +271,7 @@ mod tests {
     fn workers_that_fail_by_themselves_while_the_job_waits_for_them_end_it_soon() {
         let mut job = Job::new(2, 2);
         job.exited(1, 137, true);
-        job.comes_back(0, Some(1));
+        job.comes_back(0, Some(Rank::new(1)));
         for newest in 2..5 {
             job.exited(newest, 1, false);
             job.pass(5000 * MS, &[0]);
@@ -282,8 +282,8 @@ mod tests {
     #[test]
     fn one_that_made_the_others_wait_in_vain_is_ended_and_the_job_goes_on() {
         let mut job = Job::new(3, 2);
-        job.comes_back(0, Some(1));
-        job.comes_back(2, Some(1));
+        job.comes_back(0, Some(Rank::new(1)));
+        job.comes_back(2, Some(Rank::new(1)));
         // It lives, and hangs in the program's own code.
         job.pass(2600 * MS, &[0, 1, 2]);
         assert_eq!(job.epoch().map(|epoch| epoch.0), Some(1), "it may still come back");

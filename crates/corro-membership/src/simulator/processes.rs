@@ -1,5 +1,6 @@
 //! Processes: how they come, ask, meet, train and go.
 
+use corro_core::Rank;
 use serde_bytes::ByteBuf;
 
 use super::{Event, Link, MS, Phase, Process, S, TIMEOUT, World};
@@ -115,7 +116,7 @@ impl World {
                     process.phase = Phase::Meeting;
                     process.epoch = seat.epoch;
                     self.sit(id, &seat)?;
-                    let card = ToDriver::Card { epoch: seat.epoch, card: ByteBuf::from(vec![seat.rank as u8]) };
+                    let card = ToDriver::Card { epoch: seat.epoch, card: ByteBuf::from(vec![seat.rank.index() as u8]) };
                     self.say(id, card);
                     self.at(self.now + TIMEOUT, Event::MeetsNobody(id, seat.epoch));
                 }
@@ -150,7 +151,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn fail(&mut self, id: WorkerId, culprit: Option<usize>) {
+    pub(super) fn fail(&mut self, id: WorkerId, culprit: Option<Rank>) {
         let process = self.processes.get_mut(&id).expect("it is there");
         process.cause = Some(Cause { culprit, text: "lost a peer".into() });
         process.phase = Phase::Cleaning;
@@ -184,7 +185,7 @@ impl World {
         run.arrived.clear();
         let made = match run.step {
             // The first is the state of rank 0, for everybody.
-            None => self.processes[&run.ranks[&0]].progress,
+            None => self.processes[&run.ranks[&Rank::ZERO]].progress,
             Some(step) => step + 1,
         };
         run.step = Some(made);

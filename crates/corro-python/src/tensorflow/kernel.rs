@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use corro_core::{Buffer, DType, Error, ReduceOp, Shape};
+use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Shape};
 use corro_engine::{Device, Kind, Outcome, Output, Submission};
 
 use super::api::Tensor;
@@ -97,8 +97,8 @@ impl Kernel {
             .ok_or_else(|| Error::Usage(format!("{} is not a reduce op; say hvd.Sum or the like", self.reduce)).into())
     }
 
-    fn root(&self) -> Answer<usize> {
-        usize::try_from(self.root).map_err(|_| {
+    fn root(&self) -> Answer<Rank> {
+        usize::try_from(self.root).map(Rank::new).map_err(|_| {
             Error::Usage(format!("broadcast received invalid root rank {}: ranks begin at 0", self.root)).into()
         })
     }
@@ -192,7 +192,7 @@ impl Kernel {
                 let received: Vec<i32> = outcome.received_splits.iter().map(|rows| *rows as i32).collect();
                 call.put_int32s(1, &[received.len()], &received)
             }
-            Op::Join => call.put_int32s(0, &[], &[outcome.last_joined.unwrap_or(0) as i32]),
+            Op::Join => call.put_int32s(0, &[], &[outcome.last_joined.map_or(0, Rank::index) as i32]),
             _ => Ok(()),
         }
     }

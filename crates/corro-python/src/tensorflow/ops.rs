@@ -3,7 +3,6 @@
 use std::ffi::{CStr, c_int};
 
 use super::api::{Api, RawStatus, ShapeContext, ShapeFunction, ShapeHandle, Status, api};
-use super::run;
 
 /// What an operation does; the order is that of [`OPS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,12 +178,9 @@ pub(super) const OPS: [Definition; 15] = [
     },
 ];
 
-/// Registers every operation and its kernel.
-pub(super) fn register_all(api: &Api) -> Result<(), String> {
-    for definition in &OPS {
-        definition.register(api)?;
-    }
-    run::register_all(api)
+/// Makes every operation known to TensorFlow.
+pub(super) fn define_all(api: &Api) -> Result<(), String> {
+    OPS.iter().try_for_each(|definition| definition.register(api))
 }
 
 impl Definition {

@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use corro_core::Error;
+use corro_core::{Error, Rank};
 use corro_engine::{Outcome, Ticket};
 
 use super::api::{Api, Compute, ComputeAsync, Construction, Context, Create, DoneCallback, Status, api};
@@ -145,7 +145,7 @@ unsafe extern "C" fn compute(kernel: *mut c_void, context: *mut Context) {
     let call = Call(context);
     call.report(guarded(|| {
         let engine = engine()?;
-        let members = || -> Answer<Vec<usize>> {
+        let members = || -> Answer<Vec<Rank>> {
             let set = kernel.set(call, 0)?;
             engine.process_set(set).ok_or_else(|| {
                 Error::Usage(format!("process set {set} does not exist, or has not been registered")).into()
@@ -156,7 +156,7 @@ unsafe extern "C" fn compute(kernel: *mut c_void, context: *mut Context) {
             Op::ProcessSetIncluded => usize::from(members()?.contains(&engine.rank())),
             Op::LocalSize => running::local_place().1,
             Op::LocalRank => running::local_place().0,
-            _ => engine.rank(),
+            _ => engine.rank().index(),
         };
         call.put_int32s(0, &[], &[number as i32])
     }));
@@ -203,7 +203,8 @@ const CREATE: [Create; OPS.len()] = [
     create::<14>,
 ];
 
-pub(super) fn register_all(api: &Api) -> Result<(), String> {
+/// Gives every operation its kernel; TensorFlow must know the operations by then.
+pub(super) fn register_kernels(api: &Api) -> Result<(), String> {
     for (definition, create) in OPS.iter().zip(CREATE) {
         let name = definition.name.as_ptr();
         let status = Status::new();

@@ -9,7 +9,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use corro_core::{Buffer, DType, Error, ReduceOp, Shape};
+use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Shape};
 use corro_engine::{Device, Kind, Output, Submission};
 
 use super::failure::{Answer, Failure, engine, guarded};
@@ -144,7 +144,7 @@ impl Wanted {
         let dims = dims.split(',').filter(|d| !d.is_empty()).map(str::parse).collect::<Result<_, _>>();
         let kind = match kind {
             "allreduce" => Kind::Allreduce { op: ReduceOp::from_id(which).ok_or_else(wrong)?, prescale, postscale },
-            "broadcast" => Kind::Broadcast { root: usize::from(which) },
+            "broadcast" => Kind::Broadcast { root: Rank::new(usize::from(which)) },
             _ => return Err(wrong()),
         };
         Ok(Self { kind, dtype, shape: Shape(dims.map_err(|_| wrong())?), set, name: next()?.to_owned() })

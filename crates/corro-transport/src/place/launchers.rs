@@ -4,10 +4,12 @@
 //! Open MPI; LSF's jsrun; MPICH and its kin; Slurm; the variables torchrun shares with others; what Kubeflow's Trainer tells
 //! torchrun, where there is no torchrun; Kubernetes.
 
+use std::str::FromStr;
+
 use corro_core::{Error, Rank, Result, config};
 
 /// What was found.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) rank: Rank,
     pub(super) size: usize,
@@ -43,18 +45,20 @@ type Get<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// What the variables say; `None`: nothing.
 pub(super) fn find(get: Get<'_>) -> Result<Option<Identity>> {
     let Some((by, rank, size, local_size)) = rank_and_size(get)? else { return Ok(None) };
-    if rank >= size {
+    if rank.index() >= size {
         return Err(Error::Usage(format!("{by} is {rank}, but the job has {size} ranks only")));
     }
-    let nodes = || Some(number(get, "SLURM_STEP_NUM_NODES").ok()??.eq(&1));
+    let nodes = || Some(number::<usize>(get, "SLURM_STEP_NUM_NODES").ok()??.eq(&1));
     let one_host = match local_size {
         Some(local) => Some(local == size),
-        None if by == "SLURM_PROCID" => nodes().or_else(|| Some(number(get, "SLURM_JOB_NUM_NODES").ok()??.eq(&1))),
+        None if by == "SLURM_PROCID" => {
+            nodes().or_else(|| Some(number::<usize>(get, "SLURM_JOB_NUM_NODES").ok()??.eq(&1)))
+        }
         None => None,
     };
     let (host, port) =
         if by == TRAINER_RANK { ("PET_MASTER_ADDR", "PET_MASTER_PORT") } else { ("MASTER_ADDR", "MASTER_PORT") };
-    let port = number(get, port)?.and_then(|p| u16::try_from(p).ok());
+    let port = number::<usize>(get, port)?.and_then(|p| u16::try_from(p).ok());
     let master = get(host).zip(port);
     let job = job_name(get, by, one_host == Some(true), master.as_ref());
     Ok(Some(Identity { rank, size, by, one_host, job, master }))
@@ -104,7 +108,7 @@ fn rank_and_size(get: Get<'_>) -> Result<Option<RankAndSize>> {
     if let Some(found) = trainers_pod(get)? {
         return Ok(Some(found));
     }
-    match (number(get, POD_INDEX)?, size) {
+    match (number::<Rank>(get, POD_INDEX)?, size) {
         (Some(rank), Some(size)) => Ok(Some((POD_INDEX, rank, size, None))),
         // Silently training as many models as there are pods would be worse than any error.
         (Some(rank), None) => Err(Error::Usage(format!(
@@ -144,7 +148,7 @@ fn half(there: &str, missing: &str) -> Error {
     Error::Usage(format!("{there} is set but {missing} is not: set both, or neither for a world of one"))
 }
 
-fn number(get: Get<'_>, name: &str) -> Result<Option<usize>> {
+fn number<T: FromStr>(get: Get<'_>, name: &str) -> Result<Option<T>> {
     let parse = |text: String| {
         text.trim()
             .parse()
@@ -285,7 +289,7 @@ mod tests {
             ),
         ] {
             let found = look(&given).unwrap().unwrap();
-            assert_eq!((found.rank, found.size, found.one_host, job(&found).as_str()), want, "{name}");
+            assert_eq!((found.rank.index(), found.size, found.one_host, job(&found).as_str()), want, "{name}");
         }
     }
 

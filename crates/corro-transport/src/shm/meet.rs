@@ -98,7 +98,7 @@ fn own_exit() -> Option<OwnedFd> {
 
 fn socket_name(invitation: &Invitation<'_>, attempt: u8) -> String {
     use std::fmt::Write;
-    let (group, first) = (invitation.group.0.to_le_bytes(), (invitation.local[0] as u64).to_le_bytes());
+    let (group, first) = (invitation.group.0.to_le_bytes(), (invitation.local[0].index() as u64).to_le_bytes());
     let proof = invitation.names.prove("meeting", &[&group, &first, &[attempt]]);
     proof[..16].iter().fold(String::from("corro-"), |mut name, byte| {
         let _ = write!(name, "{byte:02x}");
@@ -222,7 +222,7 @@ fn give_up(visitors: &[Option<Visitor>], error: &Error) {
     let Error::PeerLost { rank, .. } = error else { return };
     let mut word = [0u8; 32];
     word[..12].copy_from_slice(GIVES_UP);
-    word[12..16].copy_from_slice(&u32::try_from(*rank).unwrap_or(u32::MAX).to_le_bytes());
+    word[12..16].copy_from_slice(&u32::try_from(rank.index()).unwrap_or(u32::MAX).to_le_bytes());
     for (stream, ..) in visitors.iter().flatten() {
         // Who has died, or whose buffer is full, learns it when the connection closes.
         let _ = send(stream, &word, &[]);
@@ -294,7 +294,7 @@ fn visit(invitation: &Invitation<'_>, addresses: &[SocketAddr], limit: &WaitLimi
     let mut token = [0u8; 32];
     let memory = receive(&stream, &mut token).map_err(|e| lost(format!("it did not hand over shared memory ({e})")))?;
     if token[..12] == *GIVES_UP {
-        let culprit = u32::from_le_bytes([token[12], token[13], token[14], token[15]]) as usize;
+        let culprit = Rank::new(u32::from_le_bytes([token[12], token[13], token[14], token[15]]) as usize);
         let cause = format!("rank {host} waited for it in vain to share memory, or saw it exit");
         return Err(Error::peer_lost(culprit, "this host", cause));
     }
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn everyone_maps_the_same_memory() {
-        let (job, token, local) = (job(), [2; 32], [4, 6, 9]);
+        let (job, token, local) = (job(), [2; 32], [4, 6, 9].map(Rank::new));
         let seats: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..3)
                 .map(|me| {
@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn a_missing_rank_is_named_in_time() {
-        let (job, token, local) = (job(), [2; 32], [4, 6, 9]);
+        let (job, token, local) = (job(), [2; 32], [4, 6, 9].map(Rank::new));
         let short = wait_limit(Duration::from_millis(100));
         let text = meet(&invitation(&job, &token, &local, 0), &short).err().unwrap().to_string();
         assert!(text.contains("[6, 9]") && text.contains("CORRO_CONNECT_TIMEOUT"), "{text}");
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn strangers_are_turned_away_and_the_meeting_goes_on() {
-        let (job, token, local) = (job(), [2; 32], [0, 1]);
+        let (job, token, local) = (job(), [2; 32], [0, 1].map(Rank::new));
         std::thread::scope(|scope| {
             let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &wait_limit(VISIT)));
             let stranger = meet(&invitation(&job, &[3; 32], &local, 1), &wait_limit(VISIT));
@@ -489,7 +489,7 @@ mod tests {
 
     #[test]
     fn names_that_are_taken_only_make_it_choose_others() {
-        let (job, token, local) = (job(), [2; 32], [0, 1]);
+        let (job, token, local) = (job(), [2; 32], [0, 1].map(Rank::new));
         let mut occupied = Vec::new();
         for name in 0..NAMES {
             if name > 0 {
@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn one_name_tells_nothing_about_the_next() {
-        let (job, token, local) = (job(), [2; 32], [0, 1]);
+        let (job, token, local) = (job(), [2; 32], [0, 1].map(Rank::new));
         let one = invitation(&job, &token, &local, 0);
         let other = Invitation { group: GroupId(10), ..invitation(&job, &token, &local, 0) };
         let common = |a: &str, b: &str| a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
@@ -519,12 +519,12 @@ mod tests {
 
     #[test]
     fn a_visitor_that_dies_ends_the_meeting_at_once() {
-        let (job, token, local) = (job(), [2; 32], [4, 6, 9, 11]);
+        let (job, token, local) = (job(), [2; 32], [4, 6, 9, 11].map(Rank::new));
         std::thread::scope(|scope| {
             let host = scope.spawn(|| meet(&invitation(&job, &token, &local, 0), &Deadline::never().into()));
             let waits = come(&invitation(&job, &token, &local, 1));
             drop(come(&invitation(&job, &token, &local, 2)));
-            assert!(matches!(host.join().unwrap(), Err(Error::PeerLost { rank: 9, .. })));
+            assert!(matches!(host.join().unwrap(), Err(Error::PeerLost { rank, .. }) if rank == Rank::new(9)));
             let mut word = [0; 32];
             receive(&waits, &mut word).unwrap();
             assert!(word.starts_with(GIVES_UP) && word[12] == 9, "the others are told: {word:?}");
@@ -533,7 +533,7 @@ mod tests {
 
     #[test]
     fn a_visitor_hears_because_of_whom_the_meeting_is_over() {
-        let (job, token, local) = (job(), [2; 32], [4, 6, 9]);
+        let (job, token, local) = (job(), [2; 32], [4, 6, 9].map(Rank::new));
         let invitation = invitation(&job, &token, &local, 1);
         let listener =
             UnixListener::bind_addr(&SocketAddr::from_abstract_name(socket_name(&invitation, 0)).unwrap()).unwrap();
@@ -541,14 +541,14 @@ mod tests {
             let visitor = scope.spawn(|| meet(&invitation, &Deadline::never().into()));
             let (stream, _) = listener.accept().unwrap();
             let (_, doorbell, exit) = welcome(&invitation, &stream).unwrap();
-            give_up(&[None, Some((stream, doorbell, exit))], &Error::peer_lost(9, "here", "it is gone"));
-            assert!(matches!(visitor.join().unwrap(), Err(Error::PeerLost { rank: 9, .. })));
+            give_up(&[None, Some((stream, doorbell, exit))], &Error::peer_lost(Rank::new(9), "here", "it is gone"));
+            assert!(matches!(visitor.join().unwrap(), Err(Error::PeerLost { rank, .. }) if rank == Rank::new(9)));
         });
     }
 
     #[test]
     fn a_meeting_can_be_called_off_by_either_side() {
-        let (job, token, local) = (job(), [2; 32], [0, 1, 2]);
+        let (job, token, local) = (job(), [2; 32], [0, 1, 2].map(Rank::new));
         for me in 0..3 {
             let (withdrawal, given_up) = (Withdrawal::default(), GivenUp::default());
             let limit = WaitLimit::new(Duration::ZERO, &withdrawal, &given_up);

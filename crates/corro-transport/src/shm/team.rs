@@ -402,7 +402,7 @@ impl Team {
 
     /// Declares the team dead because of the rank `culprit`, so that everyone else stops waiting at once.
     pub fn abandon(&self, culprit: Rank) {
-        let poison = u32::try_from(culprit).map_or(u32::MAX, |c| c.saturating_add(1));
+        let poison = u32::try_from(culprit.index()).map_or(u32::MAX, |c| c.saturating_add(1));
         let _ = self.segment.poison().compare_exchange(0, poison, Ordering::SeqCst, Ordering::SeqCst);
         for member in 0..self.size() {
             self.counter(member, ControlWord::Published).wake();
@@ -517,8 +517,8 @@ type Few<T> = SmallVec<[T; 16]>;
 
 /// The error, if somebody declared the team dead.
 pub(crate) fn poisoned(segment: &Segment, hosts: &Hosts) -> Option<Error> {
-    let culprit = (segment.poison().load(Ordering::SeqCst) as usize).checked_sub(1)?;
-    let host = hosts.get(culprit).map_or("an unknown host", String::as_str);
+    let culprit = Rank::new((segment.poison().load(Ordering::SeqCst) as usize).checked_sub(1)?);
+    let host = hosts.get(culprit.index()).map_or("an unknown host", String::as_str);
     Some(Error::peer_lost(culprit, host, "another rank found it gone or stuck, or it gave up itself"))
 }
 
@@ -543,7 +543,7 @@ mod tests {
         let hosts: Hosts = ["host".to_owned(), "host".to_owned()].into();
         std::thread::scope(|scope| {
             for me in 0..2 {
-                let member = |rank| Member { rank, host: "host".into(), exit: None };
+                let member = |rank| Member { rank: Rank::new(rank), host: "host".into(), exit: None };
                 let mut team = Team::new(
                     Arc::clone(&segment),
                     vec![member(0), member(1)],

@@ -108,7 +108,7 @@ impl Endpoint {
                 move || accept_until_woken(acceptor, &registry, &wake)
             })
             .map_err(|e| Error::io("starting the thread that accepts connections", e))?;
-        tracing::debug!(rank = config.rank, tls = config.tls, ?addresses, "listening");
+        tracing::debug!(rank = config.rank.index(), tls = config.tls, ?addresses, "listening");
         Ok(Self {
             rank: config.rank,
             addresses,
@@ -185,12 +185,12 @@ impl Endpoint {
             let address = first.address;
             match first.complete(limit) {
                 Ok(socket) => {
-                    tracing::info!(peer = peer.rank, host = peer.host, %address, stream = index, %group, "connected");
+                    tracing::info!(peer = peer.rank.index(), host = peer.host, %address, stream = index, %group, "connected");
                     done.push(socket.into_stream());
                 }
                 Err(tried) if limit.is_over() => return Err(lost(&[tried])),
                 Err(tried) => {
-                    tracing::debug!(peer = peer.rank, %address, reason = tried.reason, "dialling again");
+                    tracing::debug!(peer = peer.rank.index(), %address, reason = tried.reason, "dialling again");
                     working.retain(|a| *a != address);
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -236,7 +236,7 @@ impl Endpoint {
             let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
             unclaimed.into_error(peer.rank, &peer.host, streams, limit.deadline(), refusals.recent(Instant::now()))
         })?;
-        tracing::info!(peer = peer.rank, host = peer.host, remote = ?claimed.first().map(|(_, r)| r), streams, %group,
+        tracing::info!(peer = peer.rank.index(), host = peer.host, remote = ?claimed.first().map(|(_, r)| r), streams, %group,
             "accepted");
         Ok(claimed.into_iter().map(|(socket, _)| socket.into_stream()).collect())
     }
@@ -443,11 +443,12 @@ mod tests {
 
     #[test]
     fn dialling_and_accepting_can_be_called_off() {
-        let (secret, reason) = (Secret::random().unwrap(), Error::peer_lost(7, "node7", "it has exited"));
-        let one = endpoint(1, &secret);
+        let (secret, reason) = (Secret::random().unwrap(), Error::peer_lost(Rank::new(7), "node7", "it has exited"));
+        let one = endpoint(Rank::new(1), &secret);
         // Connects, and then nobody says anything.
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let peer = |rank| PeerAddress { rank, host: "node".into(), addresses: vec![silent.local_addr().unwrap()] };
+        let addresses = || vec![silent.local_addr().unwrap()];
+        let peer = |rank| PeerAddress { rank: Rank::new(rank), host: "node".into(), addresses: addresses() };
         let (withdrawal, given_up) = (Withdrawal::default(), GivenUp::default());
         let wait_limit = || WaitLimit::new(Duration::ZERO, &withdrawal, &given_up);
         std::thread::scope(|scope| {
@@ -485,7 +486,8 @@ mod tests {
         for (interfaces, one_host) in [(Some(vec!["lo".into()]), false), (Some(vec!["lo".into()]), true), (None, true)]
         {
             let secret = Secret::random().unwrap();
-            let config = EndpointConfig { rank: 0, secret, tls: false, interfaces: interfaces.clone(), one_host };
+            let config =
+                EndpointConfig { rank: Rank::ZERO, secret, tls: false, interfaces: interfaces.clone(), one_host };
             let endpoint = Endpoint::bind(config).unwrap();
             let ports: Vec<u16> = endpoint.addresses().iter().map(SocketAddr::port).collect();
             let mut listening = really_listening(&ports);
@@ -500,10 +502,14 @@ mod tests {
     #[test]
     fn a_rank_that_has_stopped_listening_is_not_waited_for() {
         let secret = Secret::random().unwrap();
-        let addresses = endpoint(0, &secret).addresses();
-        let gone = PeerAddress { rank: 0, host: "node0".into(), addresses };
-        let error = endpoint(1, &secret).connect(&gone, GroupId(1), 1, Deadline::never()).map(drop).unwrap_err();
-        assert!(matches!(&error, Error::PeerLost { rank: 0, cause, .. } if cause.contains("has exited")), "{error}");
+        let addresses = endpoint(Rank::ZERO, &secret).addresses();
+        let gone = PeerAddress { rank: Rank::ZERO, host: "node0".into(), addresses };
+        let error =
+            endpoint(Rank::new(1), &secret).connect(&gone, GroupId(1), 1, Deadline::never()).map(drop).unwrap_err();
+        assert!(
+            matches!(&error, Error::PeerLost { rank: Rank::ZERO, cause, .. } if cause.contains("has exited")),
+            "{error}"
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use corro_core::{Deadline, Error, GroupId, Result, codec};
+use corro_core::{Deadline, Error, GroupId, Rank, Result, codec};
 use corro_transport::secret::Secret;
 use corro_transport::{Broken, Card, Channel, Fabric, Rendezvous, Settings, Stream, store};
 
@@ -101,6 +101,8 @@ impl Rendezvous for Board {
     }
 }
 
+const BOTH: [Rank; 2] = [Rank::ZERO, Rank::new(1)];
+
 /// Two ranks on hosts of their own, between which there is a proxy.
 fn two_ranks() -> (Vec<Arc<Fabric>>, Arc<Proxy>) {
     let (board, secret) = (Board::default(), Secret::random().unwrap());
@@ -108,7 +110,7 @@ fn two_ranks() -> (Vec<Arc<Fabric>>, Arc<Proxy>) {
         let (mut board, secret) = (board.clone(), secret.clone());
         let settings =
             Settings { host: Some(format!("host{rank}")), one_host: true, area: 1 << 16, ..Settings::default() };
-        std::thread::spawn(move || Fabric::join(rank, 2, &secret, &mut board, settings).unwrap())
+        std::thread::spawn(move || Fabric::join(Rank::new(rank), 2, &secret, &mut board, settings).unwrap())
     };
     let joining = [join(0), join(1)];
     let fabrics = joining.map(|rank| rank.join().unwrap()).into();
@@ -149,7 +151,7 @@ fn hear(stream: &mut dyn Stream, count: usize) -> Result<Vec<u8>, Broken> {
 fn what_ranks_agree_on_cannot_be_changed_on_its_way() {
     for speaker in 0..2 {
         let (fabrics, proxy) = two_ranks();
-        let mut wires = both(&fabrics, |rank, fabric| fabric.streams(GroupId(1), &[0, 1], [1 - rank]).unwrap());
+        let mut wires = both(&fabrics, |rank, fabric| fabric.streams(GroupId(1), &BOTH, [1 - rank]).unwrap());
         let mut streams: Vec<_> = wires.iter_mut().map(|w| w.streams.pop().unwrap()).collect();
         say(&mut *streams[speaker], b"all is well");
         assert_eq!(hear(&mut *streams[1 - speaker], 11).unwrap(), b"all is well");
@@ -163,7 +165,7 @@ fn what_ranks_agree_on_cannot_be_changed_on_its_way() {
 #[test]
 fn data_that_was_changed_has_no_proof_any_more() {
     let (fabrics, proxy) = two_ranks();
-    let mut channels = both(&fabrics, |_, fabric| fabric.open(GroupId(2), &[0, 1]).unwrap());
+    let mut channels = both(&fabrics, |_, fabric| fabric.open(GroupId(2), &BOTH).unwrap());
     let object = vec![7u8; 3000];
     let proof = fabrics[0].object_key().prove("object", &[&object]);
     let (mut sends, mut receives) = (channels.remove(0), channels.remove(0));

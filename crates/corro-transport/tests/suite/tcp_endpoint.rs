@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use corro_core::{Deadline, Error, GroupId};
+use corro_core::{Deadline, Error, GroupId, Rank};
 use corro_testing::Random;
 use corro_transport::Stream;
 use corro_transport::secret::Secret;
@@ -35,11 +35,18 @@ fn secret(seed: u8) -> Secret {
 }
 
 fn endpoint(rank: usize, secret: Secret, tls: bool) -> Endpoint {
-    Endpoint::bind(EndpointConfig { rank, secret, tls, interfaces: Some(vec!["lo".into()]), one_host: true }).unwrap()
+    Endpoint::bind(EndpointConfig {
+        rank: Rank::new(rank),
+        secret,
+        tls,
+        interfaces: Some(vec!["lo".into()]),
+        one_host: true,
+    })
+    .unwrap()
 }
 
 fn card(rank: usize, endpoint: &Endpoint) -> PeerAddress {
-    PeerAddress { rank, host: format!("host{rank}"), addresses: endpoint.addresses() }
+    PeerAddress { rank: Rank::new(rank), host: format!("host{rank}"), addresses: endpoint.addresses() }
 }
 
 fn soon() -> Deadline {
@@ -235,7 +242,7 @@ fn another_secret_fails_soon_on_both_sides_and_says_so() {
         let begin = Instant::now();
         let error = one.connect(&card(0, &zero), GROUP, 2, soon()).map(|_| ()).unwrap_err();
         let text = error.to_string();
-        assert!(matches!(error, Error::PeerLost { rank: 0, .. }), "{text}");
+        assert!(matches!(error, Error::PeerLost { rank: Rank::ZERO, .. }), "{text}");
         assert!(text.contains("host0") && text.contains("CORRO_SECRET") && text.contains("127.0.0.1"), "{text}");
         assert!(begin.elapsed() < Duration::from_secs(5), "hopeless, yet it went on for {:?}", begin.elapsed());
         assert_eq!(zero.parked(), 0);
@@ -264,9 +271,9 @@ fn a_hello_for_another_rank_is_refused() {
     for_each_flavour(|tls| {
         let (zero, one) = (endpoint(0, secret(1), tls), endpoint(1, secret(1), tls));
         let short = Deadline::after(Duration::from_millis(400));
-        let wrong = PeerAddress { rank: 7, ..card(0, &zero) };
+        let wrong = PeerAddress { rank: Rank::new(7), ..card(0, &zero) };
         let error = one.connect(&wrong, GROUP, 1, short).map(|_| ()).unwrap_err();
-        assert!(matches!(error, Error::PeerLost { rank: 7, .. }), "{error}");
+        assert_eq!(error.blames(), Some(Rank::new(7)), "{error}");
         assert_eq!(zero.parked(), 0);
     });
 }
@@ -276,7 +283,7 @@ fn nobody_there_is_told_with_every_address() {
     for_each_flavour(|tls| {
         let one = endpoint(1, secret(1), tls);
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let zero = PeerAddress { rank: 0, host: "node0".into(), addresses: vec![closed] };
+        let zero = PeerAddress { rank: Rank::ZERO, host: "node0".into(), addresses: vec![closed] };
         let begin = Instant::now();
         let short = Deadline::after(Duration::from_millis(300));
         let text = one.connect(&zero, GROUP, 1, short).map(|_| ()).unwrap_err().to_string();

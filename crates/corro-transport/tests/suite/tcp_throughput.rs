@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use corro_core::{Deadline, GroupId};
+use corro_core::{Deadline, GroupId, Rank};
 use corro_transport::Stream;
 use corro_transport::secret::Secret;
 use corro_transport::tcp::{Endpoint, EndpointConfig, PeerAddress};
@@ -43,12 +43,14 @@ fn one_stream_over_loopback() {
     for (name, tls, control) in [("plain", false, false), ("sealed", false, true), ("TLS", true, false)] {
         let bind = |rank| {
             let secret = Secret::from_bytes([1; 32]);
+            let rank = Rank::new(rank);
             Endpoint::bind(EndpointConfig { rank, secret, tls, interfaces: Some(vec!["lo".into()]), one_host: true })
                 .unwrap()
         };
         let (zero, one) = (bind(0), bind(1));
         let deadline = Deadline::after(Duration::from_secs(10));
-        let card = |rank, e: &Endpoint| PeerAddress { rank, host: "here".into(), addresses: e.addresses() };
+        let card =
+            |rank, e: &Endpoint| PeerAddress { rank: Rank::new(rank), host: "here".into(), addresses: e.addresses() };
         let (mut dialled, mut accepted) = if control {
             let dialled = one.connect_control(&card(0, &zero), GroupId(1), &deadline.into()).unwrap();
             (dialled, zero.accept_control(&card(1, &one), GroupId(1), &deadline.into()).unwrap())

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
 use corro_collectives::{Error, Group, Result};
-use corro_core::{DType, Deadline};
+use corro_core::{DType, Deadline, Rank};
 use corro_transport::secret::Secret;
 use corro_transport::{Fabric, Rendezvous, Settings};
 
@@ -108,7 +108,7 @@ fn start(transport: Transport, n: usize, settings: &Settings) -> Vec<MakeFabric>
             });
             let (secret, board) = (secret.clone(), Arc::clone(&board));
             Box::new(move || {
-                Fabric::join(rank, n, &secret, &mut BoardClient(board), settings).expect("joining the job")
+                Fabric::join(Rank::new(rank), n, &secret, &mut BoardClient(board), settings).expect("joining the job")
             }) as MakeFabric
         })
         .collect()

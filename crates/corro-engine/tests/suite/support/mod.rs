@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use corro_core::{DType, ReduceOp, Shape};
+use corro_core::{DType, Rank, ReduceOp, Shape};
 use corro_engine::{Engine, Kind, Options, Submission};
 use corro_transport::{Fabric, Settings};
 
@@ -35,7 +35,7 @@ pub(crate) fn on_hosts<T: Send + 'static>(
     let mut engines = Vec::new();
     for _ in 0..hosts.len() {
         let (rank, result, engine) = receive.recv_timeout(LIMIT).expect("a rank hangs or has panicked");
-        results[rank] = Some(result);
+        results[rank.index()] = Some(result);
         engines.push(engine);
     }
     let (send, receive) = channel();
@@ -58,6 +58,11 @@ pub(crate) fn on_ranks<T: Send + 'static>(
     program: impl Fn(&Engine) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     on_hosts(&vec![0; ranks], Options::default, program)
+}
+
+/// The ranks with these numbers.
+pub(crate) fn ranks(numbers: &[usize]) -> Vec<Rank> {
+    numbers.iter().copied().map(Rank::new).collect()
 }
 
 /// The sum of `data` over all ranks.

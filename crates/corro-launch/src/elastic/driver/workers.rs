@@ -5,23 +5,24 @@ use corro_core::{Error, Result};
 use corro_membership::{Input, WorkerId};
 use std::collections::BTreeSet;
 
-use super::{Driver, process_of};
+use super::Driver;
 use crate::agent::message::Order;
 use crate::agent_process::lock_soon;
+use crate::process_id::ProcessId;
 use crate::variables;
 
 impl Driver<'_> {
     pub(super) fn start_worker(&mut self, worker: WorkerId, host: &str) -> Result<()> {
         let label = if self.epochs == 0 { worker.to_string() } else { format!("w{worker}") };
         if let Some(mut output) = lock_soon(&self.launcher.output) {
-            output.add(process_of(worker), label)?;
+            output.add(ProcessId::of_worker(worker), label)?;
         }
         let at = match self.launcher.agents.iter().position(|a| a.host == host && !a.over) {
             Some(at) => at,
             None => self.start_agent(host)?,
         };
         self.workers.insert(worker, at);
-        self.deaths.started(process_of(worker));
+        self.deaths.started(ProcessId::of_worker(worker));
         self.waiting.entry(at).or_default().push(worker);
         if self.launcher.agents[at].is_ready() { self.launch_waiting(at) } else { Ok(()) }
     }
@@ -55,7 +56,7 @@ impl Driver<'_> {
         let agent = &self.launcher.agents[at];
         for worker in self.waiting.remove(&at).unwrap_or_default() {
             let own = variables::of_worker(&common, worker, &driver, &agent.host);
-            agent.order(&Order::Launch { rank: process_of(worker), own })?;
+            agent.order(&Order::Launch { process: ProcessId::of_worker(worker), own })?;
         }
         Ok(())
     }
@@ -67,7 +68,7 @@ impl Driver<'_> {
             waiting.retain(|w| *w != worker);
         }
         let grace_ms = self.elastic.job.grace.as_millis() as u64;
-        self.launcher.agents[*at].order(&Order::Kill { rank: process_of(worker), grace_ms })
+        self.launcher.agents[*at].order(&Order::Kill { process: ProcessId::of_worker(worker), grace_ms })
     }
 
     /// A host is lost: should its agent still be there, all that it has started is ended.
