@@ -5,7 +5,6 @@ Results are new arrays, or go to `out`; a trailing underscore means in place. `b
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ except ImportError as error:
 
 from corro import _native
 from corro._errors import HorovodInternalError, HostsUpdatedInterrupt
-from corro._front.adapter import CPU, View
 from corro._front.arguments import (
     Adasum,
     Average,
@@ -57,7 +55,7 @@ from corro._front.basics import (
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro._front.waiting import barrier, join, poll, synchronize
-from corro._native import Output
+from corro.numpy._arrays import Array, from_output, hold, place_for, put_back, readable, view, with_splits, writable
 
 __all__ = [
     "Adasum",
@@ -120,89 +118,6 @@ __all__ = [
     "synchronize",
 ]
 
-Array = np.ndarray[Any, Any]
-
-_DTYPES = {
-    np.dtype(name): number
-    for number, name in enumerate(
-        ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
-    )
-} | {np.dtype("uint32"): 11, np.dtype("uint64"): 12}
-
-
-def _view(array: Array) -> View:
-    number = _DTYPES.get(array.dtype)
-    if number is None:
-        # ml_dtypes gives numpy its bfloat16; it need not be installed for us to know it by name.
-        if array.dtype.name != "bfloat16":
-            raise ValueError(f"an array of {array.dtype} is not supported; convert it first, with array.astype.")
-        number = 10
-    return (array.ctypes.data, array.shape, number, CPU)
-
-
-def _readable(array: Any) -> Array:
-    """A contiguous array; a copy only if it must be. Numbers and lists are taken as well."""
-    array = np.asarray(array)
-    # ascontiguousarray would make a one-element vector of a scalar.
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-
-def _writable(array: Any) -> Array:
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"an operation in place needs a numpy array, not {type(array).__name__}.")
-    if not array.flags.writeable:
-        raise ValueError("an operation in place needs an array that may be written to; this one is read-only.")
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-
-def _result(out: Array | None, source: Array) -> Array:
-    """Where the result goes: `out`, which can be used again, or a new array, for which the system clears fresh memory."""
-    if out is None:
-        return np.empty_like(source)
-    if not isinstance(out, np.ndarray) or not (out.flags.writeable and out.flags.c_contiguous):
-        raise ValueError("out must be a contiguous numpy array that may be written to.")
-    if out.dtype != source.dtype or out.shape != source.shape:
-        raise ValueError(
-            f"out must be like the array, {source.dtype} of shape {source.shape}; it is {out.dtype} of shape {out.shape}."
-        )
-    if out is not source and np.may_share_memory(out, source) and out.ctypes.data != source.ctypes.data:
-        raise ValueError("out must not overlap the array.")
-    return out
-
-
-def _hold(*arrays: Array) -> Any:
-    """What keeps the memory of arrays where it is: numpy does not resize one that has weak references, not even with
-    `refcheck=False`. They go with the handle.
-    """
-    held: list[Any] = []
-    for array in arrays:
-        owner: Any = array
-        # A view has the memory of the array that it is made from.
-        while isinstance(owner, np.ndarray):
-            held.append((owner, weakref.ref(owner)))
-            owner = owner.base
-    return held
-
-
-def _put_back(places: tuple[Array, Array], _output: Output | None = None) -> Array:
-    array, home = places
-    if home is not array:
-        array[...] = home
-    return array
-
-
-def _from_output(like: Array, output: Output | None) -> Array:
-    assert output is not None, "this kind of operation has a result of its own"
-    if output.nbytes == 0:
-        return np.empty(output.shape, like.dtype)
-    return np.asarray(output).view(like.dtype).reshape(output.shape)
-
-
-def _with_splits(like: Array, output: Output | None) -> tuple[Array, Array]:
-    assert output is not None, "an alltoall has a result of its own"
-    return _from_output(like, output), np.array(output.received_splits, np.int32)
-
-
 def allreduce(
     array: Any,
     average: bool | None = None,
@@ -215,10 +130,10 @@ def allreduce(
     out: Array | None = None,
 ) -> Array:
     """Reduces the array over all ranks of the set into a new one, or into `out`; Average unless `op` says otherwise."""
-    source = _readable(array)
-    result = _result(out, source)
+    source = readable(array)
+    result = place_for(out, source)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
-    _native.run("allreduce", _view(source), _view(result), process_set.process_set_id, name, *numbers)
+    _native.run("allreduce", view(source), view(result), process_set.process_set_id, name, *numbers)
     return result
 
 
@@ -233,12 +148,12 @@ def allreduce_async(
     *,
     out: Array | None = None,
 ) -> int:
-    source = _readable(array)
-    result = _result(out, source)
+    source = readable(array)
+    result = place_for(out, source)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
     return _native.submit(
-        "allreduce", _view(source), _view(result), set_id, name, _hold(source, result), result, None, *numbers
+        "allreduce", view(source), view(result), set_id, name, hold(source, result), result, None, *numbers
     )
 
 
@@ -251,11 +166,11 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Array:
-    home = _writable(array)
-    place = _view(home)
+    home = writable(array)
+    place = view(home)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     _native.run("allreduce", place, place, process_set.process_set_id, name, *numbers)
-    return _put_back((array, home))
+    return put_back((array, home))
 
 
 def allreduce_async_(
@@ -267,11 +182,11 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    home = _writable(array)
-    place = _view(home)
+    home = writable(array)
+    place = view(home)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    return _native.submit("allreduce", place, place, set_id, name, _hold(home), (array, home), _put_back, *numbers)
+    return _native.submit("allreduce", place, place, set_id, name, hold(home), (array, home), put_back, *numbers)
 
 
 def grouped_allreduce(
@@ -284,12 +199,12 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Array]:
     """`allreduce` of every array, as one operation."""
-    sources = [_readable(array) for array in non_empty(arrays)]
+    sources = [readable(array) for array in non_empty(arrays)]
     results = [np.empty_like(source) for source in sources]
-    places, outputs = [_view(a) for a in sources], [_view(a) for a in results]
+    places, outputs = [view(a) for a in sources], [view(a) for a in results]
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    handle = _native.submit_group("allreduce", places, outputs, set_id, name, _hold(*sources), results, None, *numbers)
+    handle = _native.submit_group("allreduce", places, outputs, set_id, name, hold(*sources), results, None, *numbers)
     return list(synchronize(handle))
 
 
@@ -302,12 +217,12 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Array, ...]:
-    homes = [_writable(array) for array in non_empty(arrays)]
-    places = [_view(home) for home in homes]
+    homes = [writable(array) for array in non_empty(arrays)]
+    places = [view(home) for home in homes]
     pairs = list(zip(arrays, homes, strict=True))
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    handle = _native.submit_group("allreduce", places, places, set_id, name, _hold(*homes), pairs, _put_back, *numbers)
+    handle = _native.submit_group("allreduce", places, places, set_id, name, hold(*homes), pairs, put_back, *numbers)
     return synchronize(handle)
 
 
@@ -317,20 +232,20 @@ def allgather(array: Any, name: str | None = None, process_set: ProcessSet = glo
 
 
 def allgather_async(array: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    source = _readable(array)
+    source = readable(array)
     set_id = process_set.process_set_id
-    return _native.submit("allgather", _view(source), None, set_id, name, _hold(source), source, _from_output)
+    return _native.submit("allgather", view(source), None, set_id, name, hold(source), source, from_output)
 
 
 def grouped_allgather(
     arrays: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[Array, ...]:
     """`allgather` of every array, as one operation."""
-    sources = [_readable(array) for array in non_empty(arrays)]
-    places = [_view(source) for source in sources]
+    sources = [readable(array) for array in non_empty(arrays)]
+    places = [view(source) for source in sources]
     set_id = process_set.process_set_id
     return synchronize(
-        _native.submit_group("allgather", places, None, set_id, name, _hold(*sources), sources, _from_output)
+        _native.submit_group("allgather", places, None, set_id, name, hold(*sources), sources, from_output)
     )
 
 
@@ -339,7 +254,7 @@ def broadcast(
 ) -> Array:
     """Root's array on every rank. The others may pass None: they learn shape and dtype from the root."""
     is_root = _native.rank() == root_rank
-    source = _readable(array) if is_root else None
+    source = readable(array) if is_root else None
     described = (source.shape, source.dtype) if source is not None else None
     shape, dtype = broadcast_object(described, root_rank, f"{name or 'array'}.shape", process_set)
     if source is None and array is not None:
@@ -365,11 +280,11 @@ def broadcast_(
 def broadcast_async_(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    home = _writable(array)
-    place = _view(home)
+    home = writable(array)
+    place = view(home)
     set_id = process_set.process_set_id
     return _native.submit(
-        "broadcast", place, place, set_id, name, _hold(home), (array, home), _put_back, root=root_rank
+        "broadcast", place, place, set_id, name, hold(home), (array, home), put_back, root=root_rank
     )
 
 
@@ -384,13 +299,13 @@ def alltoall(
 def alltoall_async(
     array: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    source = _readable(array)
+    source = readable(array)
     given: Any = [] if splits is None else np.asarray(splits, np.int32 if not len(splits) else None)
     numbers = rows_to_send(source.shape, given, np.ndim(given), process_set)
     sent = source[: sum(numbers)] if numbers else source
     set_id = process_set.process_set_id
     return _native.submit(
-        "alltoall", _view(sent), None, set_id, name, _hold(source, sent), sent, _with_splits, splits=numbers
+        "alltoall", view(sent), None, set_id, name, hold(source, sent), sent, with_splits, splits=numbers
     )
 
 
@@ -418,7 +333,7 @@ def reducescatter_async(
     numbers = (scatter_reduction(op), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
     return _native.submit(
-        "reducescatter", _view(source), None, set_id, name, _hold(source), source, _from_output, *numbers
+        "reducescatter", view(source), None, set_id, name, hold(source), source, from_output, *numbers
     )
 
 
@@ -432,17 +347,17 @@ def grouped_reducescatter(
 ) -> list[Array]:
     """`reducescatter` of every array, as one operation."""
     sources = [_with_rows(array) for array in non_empty(arrays)]
-    places = [_view(source) for source in sources]
+    places = [view(source) for source in sources]
     numbers = (scatter_reduction(op), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
     handle = _native.submit_group(
-        "reducescatter", places, None, set_id, name, _hold(*sources), sources, _from_output, *numbers
+        "reducescatter", places, None, set_id, name, hold(*sources), sources, from_output, *numbers
     )
     return list(synchronize(handle))
 
 
 def _with_rows(array: Any) -> Array:
-    source = _readable(array)
+    source = readable(array)
     require_rows("reducescatter", source.shape)
     return source
 
@@ -454,7 +369,7 @@ def shared_empty(shape: Any, dtype: Any = np.float64, process_set: ProcessSet = 
     and with the same shape.
     """
     array = np.empty(0, dtype)
-    _view(array)  # raises for a dtype that is not supported
+    view(array)  # raises for a dtype that is not supported
     size = int(np.prod(shape, dtype=np.int64)) * array.itemsize
     memory = _native.shared_memory(process_set.process_set_id, size) if size else None
     if memory is None:
