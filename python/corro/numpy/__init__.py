@@ -129,7 +129,18 @@ def allreduce(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Reduces the array over all ranks of the set into a new one, or into `out`; Average unless `op` says otherwise."""
+    """Reduces the array over all ranks into a new one, or into `out`; averages unless `op` says otherwise.
+
+    `op` is Average, Sum, Min, Max, Product or Adasum; `average` is its deprecated form. The input is multiplied by
+    `prescale_factor`, the result by `postscale_factor`. Ranks find each other's arrays by `name`; without names by
+    their order. `process_set` are the ranks that take part. Numbers and lists are taken as well. Raises `ValueError`
+    for a dtype that can't be reduced, `HorovodInternalError` if ranks disagree about shape, dtype or op, or if one is
+    lost.
+
+    Example:
+        >>> hvd.allreduce(np.array([1.0, 2.0]), op=hvd.Sum)
+        array([2., 4.])
+    """
     source = readable(array)
     result = place_for(out, source)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
@@ -148,6 +159,13 @@ def allreduce_async(
     *,
     out: Array | None = None,
 ) -> int:
+    """Starts an `allreduce` and gives a handle, for `poll` and `synchronize`.
+
+    Example:
+        >>> handle = hvd.allreduce_async(np.array([1.0, 2.0]), op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        array([2., 4.])
+    """
     source = readable(array)
     result = place_for(out, source)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
@@ -166,6 +184,15 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Array:
+    """`allreduce` in place: the array itself gets the result, and is given back.
+
+    Example:
+        >>> array = np.array([1.0, 2.0])
+        >>> hvd.allreduce_(array, op=hvd.Sum) is array
+        True
+        >>> array
+        array([2., 4.])
+    """
     home = writable(array)
     place = view(home)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
@@ -182,6 +209,14 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
+    """Starts an `allreduce_` and gives a handle. Leave the array alone until `synchronize`.
+
+    Example:
+        >>> array = np.array([1.0, 2.0])
+        >>> handle = hvd.allreduce_async_(array, op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        array([2., 4.])
+    """
     home = writable(array)
     place = view(home)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
@@ -198,7 +233,12 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Array]:
-    """`allreduce` of every array, as one operation."""
+    """`allreduce` of several arrays as one operation: none is ready before all are. Raises `ValueError` for an empty list.
+
+    Example:
+        >>> hvd.grouped_allreduce([np.ones(1), np.ones(2)], op=hvd.Sum)
+        [array([2.]), array([2., 2.])]
+    """
     sources = [readable(array) for array in non_empty(arrays)]
     results = [np.empty_like(source) for source in sources]
     places, outputs = [view(a) for a in sources], [view(a) for a in results]
@@ -217,6 +257,13 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Array, ...]:
+    """`grouped_allreduce` in place: the arrays themselves get the results, and are given back.
+
+    Example:
+        >>> arrays = [np.ones(1), np.ones(2)]
+        >>> hvd.grouped_allreduce_(arrays, op=hvd.Sum)
+        (array([2.]), array([2., 2.]))
+    """
     homes = [writable(array) for array in non_empty(arrays)]
     places = [view(home) for home in homes]
     pairs = list(zip(arrays, homes, strict=True))
@@ -227,11 +274,25 @@ def grouped_allreduce_(
 
 
 def allgather(array: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
-    """The arrays of all ranks, concatenated along the first dimension in rank order."""
+    """The arrays of all ranks, one behind the other along the first dimension, in the order of ranks.
+
+    They may differ in their first dimension only.
+
+    Example:
+        >>> hvd.allgather(np.array([hvd.rank()]))
+        array([0, 1])
+    """
     return synchronize(allgather_async(array, name, process_set))
 
 
 def allgather_async(array: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Starts an `allgather` and gives a handle, for `poll` and `synchronize`.
+
+    Example:
+        >>> handle = hvd.allgather_async(np.array([hvd.rank()]))
+        >>> hvd.synchronize(handle)
+        array([0, 1])
+    """
     source = readable(array)
     set_id = process_set.process_set_id
     return _native.submit("allgather", view(source), None, set_id, name, hold(source), source, from_output)
@@ -240,7 +301,12 @@ def allgather_async(array: Any, name: str | None = None, process_set: ProcessSet
 def grouped_allgather(
     arrays: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[Array, ...]:
-    """`allgather` of every array, as one operation."""
+    """`allgather` of several arrays as one operation.
+
+    Example:
+        >>> hvd.grouped_allgather([np.array([hvd.rank()]), np.array([7])])
+        (array([0, 1]), array([7, 7]))
+    """
     sources = [readable(array) for array in non_empty(arrays)]
     places = [view(source) for source in sources]
     set_id = process_set.process_set_id
@@ -252,7 +318,14 @@ def grouped_allgather(
 def broadcast(
     array: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
-    """Root's array on every rank. The others may pass None: they learn shape and dtype from the root."""
+    """The array of rank `root_rank`, on every rank. The others may give None: they learn shape and dtype from the root.
+
+    Raises `HorovodInternalError` if another rank gives an array of another shape or dtype.
+
+    Example:
+        >>> hvd.broadcast(np.array([1, 2]) if hvd.rank() == 0 else None, root_rank=0)
+        array([1, 2])
+    """
     is_root = _native.rank() == root_rank
     source = readable(array) if is_root else None
     described = (source.shape, source.dtype) if source is not None else None
@@ -274,12 +347,25 @@ def _check_like(array: Array, shape: tuple[int, ...], dtype: Any, root_rank: int
 def broadcast_(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
+    """`broadcast` in place: the array itself gets the elements of `root_rank`, and is given back.
+
+    Example:
+        >>> hvd.broadcast_(np.array([hvd.rank()]), root_rank=1)
+        array([1])
+    """
     return synchronize(broadcast_async_(array, root_rank, name, process_set))
 
 
 def broadcast_async_(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
+    """Starts a `broadcast_` and gives a handle. Leave the array alone until `synchronize`.
+
+    Example:
+        >>> handle = hvd.broadcast_async_(np.array([hvd.rank()]), root_rank=1)
+        >>> hvd.synchronize(handle)
+        array([1])
+    """
     home = writable(array)
     place = view(home)
     set_id = process_set.process_set_id
@@ -291,7 +377,19 @@ def broadcast_async_(
 def alltoall(
     array: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Sends consecutive rows to each rank; gives the rows received, and how many from whom if `splits` was given."""
+    """Sends some rows to each rank, and gives the rows received, in the order of ranks.
+
+    `splits[r]` rows go to rank r: the first ones to rank 0, and so on. Then the result is a pair: the rows, and how
+    many came from each rank. Without `splits` all ranks get equally many. Raises `ValueError` for splits that do not
+    fit.
+
+    Example:
+        >>> hvd.alltoall(np.array([hvd.rank()] * 2))
+        array([0, 1])
+        >>> rows, received = hvd.alltoall(np.array([hvd.rank()] * 2), splits=[1, 1])
+        >>> received
+        array([1, 1], dtype=int32)
+    """
     output, received = synchronize(alltoall_async(array, splits, name, process_set))
     return output if splits is None else (output, received)
 
@@ -299,6 +397,14 @@ def alltoall(
 def alltoall_async(
     array: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
+    """Starts an `alltoall` and gives a handle. `synchronize` gives the rows, and how many came from each rank.
+
+    Example:
+        >>> handle = hvd.alltoall_async(np.array([hvd.rank()] * 2))
+        >>> rows, received = hvd.synchronize(handle)
+        >>> rows
+        array([0, 1])
+    """
     source = readable(array)
     given: Any = [] if splits is None else np.asarray(splits, np.int32 if not len(splits) else None)
     numbers = rows_to_send(source.shape, given, np.ndim(given), process_set)
@@ -317,7 +423,14 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Array:
-    """Reduces over all ranks and gives each its share of the rows."""
+    """Reduces over all ranks and gives each its share of the rows; the first ranks get one more if there is a rest.
+
+    `op` is Average or Sum. Raises `ValueError` for a scalar, which has no rows.
+
+    Example:
+        >>> hvd.reducescatter(np.ones(2), op=hvd.Sum)
+        array([2.])
+    """
     return synchronize(reducescatter_async(array, name, op, process_set, prescale_factor, postscale_factor))
 
 
@@ -329,6 +442,13 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
+    """Starts a `reducescatter` and gives a handle, for `poll` and `synchronize`.
+
+    Example:
+        >>> handle = hvd.reducescatter_async(np.ones(2), op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        array([2.])
+    """
     source = _with_rows(array)
     numbers = (scatter_reduction(op), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
@@ -345,7 +465,12 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Array]:
-    """`reducescatter` of every array, as one operation."""
+    """`reducescatter` of several arrays as one operation.
+
+    Example:
+        >>> hvd.grouped_reducescatter([np.ones(2), np.ones(4)], op=hvd.Sum)
+        [array([2.]), array([2., 2.])]
+    """
     sources = [_with_rows(array) for array in non_empty(arrays)]
     places = [view(source) for source in sources]
     numbers = (scatter_reduction(op), prescale_factor, postscale_factor)
@@ -363,10 +488,16 @@ def _with_rows(array: Any) -> Array:
 
 
 def shared_empty(shape: Any, dtype: Any = np.float64, process_set: ProcessSet = global_process_set) -> Array:
-    """An uninitialised array in memory that the ranks of the host share; elsewhere, an ordinary one.
+    """An uninitialised array in memory that the ranks of the host share; where they have several hosts, an ordinary one.
 
     `allreduce_` of such an array (1 MiB and more) copies nothing. All ranks of the set must call this, in the same order
-    and with the same shape.
+    and with the same shape. Raises `ValueError` for a dtype that can't be reduced.
+
+    Example:
+        >>> array = hvd.shared_empty(2)
+        >>> array[:] = 1
+        >>> hvd.allreduce_(array, op=hvd.Sum)
+        array([2., 2.])
     """
     array = np.empty(0, dtype)
     view(array)  # raises for a dtype that is not supported
