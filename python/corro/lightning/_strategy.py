@@ -46,7 +46,7 @@ def strategy_for(package: str) -> Any:
 
     Example:
         >>> from corro.lightning import strategy_for
-        >>> strategy = strategy_for("pytorch_lightning")()
+        >>> strategy = strategy_for("lightning")()
     """
     package = "lightning.pytorch" if package == "lightning" else package
     strategies = importlib.import_module(f"{package}.strategies")

@@ -19,8 +19,8 @@ class LocalGradientAggregationHelper:
         >>> weight = tf.Variable(1.0)
         >>> for _ in range(2):
         ...     (total,) = helper.compute_gradients([tf.constant(1.5)], [weight])
-        >>> total.numpy()
-        np.float32(3.0)
+        >>> float(total)
+        3.0
     """
 
     _OPTIMIZER_TYPE_KERAS = "optimizer_type_keras"

@@ -85,8 +85,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         >>> with tf.GradientTape() as tape:
         ...     loss = weight * hvd.rank()
         >>> tape = hvd.DistributedGradientTape(tape)
-        >>> tape.gradient(loss, [weight])[0].numpy()
-        np.float32(0.5)
+        >>> float(tape.gradient(loss, [weight])[0])
+        0.5
     """
     groups = checked_groups(groups, num_groups)
     options = (device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor)

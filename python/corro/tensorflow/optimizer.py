@@ -167,7 +167,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Example:
         >>> optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
         >>> weight = tf.Variable([1.0])
-        >>> optimizer.apply_gradients([(tf.constant([2.0 * hvd.rank()]), weight)])
+        >>> _ = optimizer.apply_gradients([(tf.constant([2.0 * hvd.rank()]), weight)])
         >>> weight.numpy()
         array([0.9], dtype=float32)
     """
