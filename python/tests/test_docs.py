@@ -163,7 +163,14 @@ def test_names_without_an_example_are_found() -> None:
         def method(self) -> None: ...
 
     Half.__module__ = "corro.made_up"
-    names = {"nothing": nothing, "words": words, "right": right, "Half": Half, "constant": 3, "part": ModuleType("part")}
+    names = {
+        "nothing": nothing,
+        "words": words,
+        "right": right,
+        "Half": Half,
+        "constant": 3,
+        "part": ModuleType("part"),
+    }
     module = ModuleType("made_up")
     module.__dict__.update(names, __all__=list(names))
     assert docs_examples.lacking([module]) == [

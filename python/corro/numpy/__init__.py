@@ -118,6 +118,7 @@ __all__ = [
     "synchronize",
 ]
 
+
 def allreduce(
     array: Any,
     average: bool | None = None,
@@ -369,9 +370,7 @@ def broadcast_async_(
     home = writable(array)
     place = view(home)
     set_id = process_set.process_set_id
-    return _native.submit(
-        "broadcast", place, place, set_id, name, hold(home), (array, home), put_back, root=root_rank
-    )
+    return _native.submit("broadcast", place, place, set_id, name, hold(home), (array, home), put_back, root=root_rank)
 
 
 def alltoall(
