@@ -45,11 +45,12 @@ def lacking(modules: list[ModuleType]) -> list[str]:
 
 
 def _undocumented(cls: type) -> Iterator[str]:
-    """The public methods of a class that are Corro's own."""
+    """The public methods of a class that are Corro's own, and documented neither here nor by a framework's class."""
     for owner in cls.__mro__:
         if owner.__module__.split(".")[0] == "corro":
             for name, member in vars(owner).items():
-                if inspect.isfunction(member) and not name.startswith("_") and not inspect.getdoc(getattr(cls, name)):
+                said = any(getattr(vars(base).get(name), "__doc__", None) for base in cls.__mro__)
+                if inspect.isfunction(member) and not name.startswith("_") and not said:
                     yield name
 
 
