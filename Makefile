@@ -24,7 +24,7 @@ REPORTS = target/rust-tests.xml target/pytest-new.xml target/pytest-tf.xml
 # The wheel of the tests: for this machine, of the same build as the other tests.
 TEST_WHEEL = CORRO_GLIBC=here CORRO_PROFILE=dev scripts/wheel
 
-.PHONY: help demo test check lint audit unit python fuzz gen wheel wheel-aarch64 aarch64 docs versions bench flaky sanitize deep clean
+.PHONY: help demo test check lint audit unit python fuzz gen wheel sdist wheel-aarch64 aarch64 docs versions bench flaky sanitize deep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -76,6 +76,9 @@ python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
 	scripts/wheel
 
+sdist: ## both source packages, into dist/; checks that they have everything, and nothing else
+	scripts/sdist
+
 fuzz: ## every decoder fed with new inputs, for FUZZ_SECONDS each
 	fuzz/run $(FUZZ_SECONDS)
 
@@ -126,7 +129,7 @@ versions: wheel ## the same wheel with an old torch and an old TensorFlow, and w
 	scripts/python_test tf-old
 	scripts/python_test 312
 
-deep: fuzz sanitize audit ## longer: fuzzing, sanitizers, whole products, races, jobs that fail in all ways, and Miri where a nightly toolchain is installed
+deep: fuzz sanitize audit sdist ## longer: fuzzing, sanitizers, source packages, whole products, races, jobs that fail in all ways, and Miri where a nightly toolchain is installed
 	scripts/python_install new
 	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
 	CORRO_TEST_THOROUGH=1 python3 scripts/rust_test.py conformance

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed, on every rank that took part: a peer is lost, ranks disagree, or the job was shut down."""
+    """A collective failed, on every rank that took part: a peer is lost, ranks disagree, or the job was shut down.
+
+    `blamed_rank` is the rank whose fault it is, where that is known.
+
+    Example:
+        >>> try:
+        ...     hvd.init()
+        ... except hvd.HorovodInternalError as error:
+        ...     print(f"because of rank {error.blamed_rank}: {error}")
+    """
 
     # Whether elastic training goes on from the last commit after it.
     retryable = True
@@ -19,9 +28,13 @@ class NotRetryableError(HorovodInternalError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The set of hosts has changed; training goes on with the new one.
+    """The hosts of an elastic job have changed; `hvd.elastic.run` catches it and goes on with the new ones.
 
     `skip_sync` says that hosts only went away, so that no state needs to be sent.
+
+    Example:
+        >>> hvd.HostsUpdatedInterrupt(skip_sync=True).skip_sync
+        True
     """
 
     def __init__(self, skip_sync: bool = False) -> None:

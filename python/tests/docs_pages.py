@@ -8,9 +8,9 @@ A page says how it is run in comments that readers do not see:
     <!-- not compared -->                     the output below a command is an example
     <!-- before: model = ... -->              Python for the blocks below that a reader does not need to see
 
-Python blocks of a page run in order, as one script. Lines that begin with `$ ` in `console` blocks run in bash, in a folder
-with the page's files, one after the other; what is shown below them must be what they print, if the comment above does not
-say otherwise.
+Python blocks of a page run in order, as one script, and after them the examples of the modules that it shows (`automodule`).
+Lines that begin with `$ ` in `console` blocks run in bash, in a folder with the page's files, one after the other; what is
+shown below them must be what they print, if the comment above does not say otherwise.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 SHOWN = {"", "text", "yaml", "toml", "json"}
 RUN = {"python", "console"}
 BLOCK = re.compile(r"^(?P<fence>`{3,})(?P<language>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL)
+SHOWN_MODULE = re.compile(r"^\.\. automodule:: (\S+)$", re.MULTILINE)
 COMMENT = re.compile(r"<!--\s*(page|file|not run|not compared|before)(?::\s*(.*?))?\s*-->", re.DOTALL)
 
 
@@ -60,7 +61,13 @@ class Page:
             if block.language == "python" and block.file is None and block.reason_not_run is None:
                 lines += [""] * (block.line - len(lines))
                 lines += block.text.splitlines()
+        if modules := self.modules():
+            lines += ["import docs_examples", f"docs_examples.run({modules!r}, dict(globals()))"]
         return "\n".join(lines) + "\n" if lines else ""
+
+    def modules(self) -> list[str]:
+        """The modules whose docstrings the page shows."""
+        return [name for block in self.blocks for name in SHOWN_MODULE.findall(block.text)]
 
 
 def set_up(page: Page, settings: str) -> None:

@@ -1,4 +1,6 @@
-"""Runs what the documentation shows: every Python block and every command, except where the page says why not."""
+"""Runs what the documentation shows: every Python block, every command and every docstring's example, except where the page
+says why not.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import docs_examples
 import docs_pages
 import pytest
 from docs_pages import Page
 
 from corro._command import program
+from corro._front import checks
 
 # As scripts/python_test sets it.
 FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
@@ -30,7 +35,8 @@ def environment() -> dict[str, str]:
         **os.environ,
         "PATH": f"{Path(program()).parent}:{here}:{os.environ['PATH']}",
         "CORRO_TIMEOUT": "60",
-        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        # Where `docs_examples` is.
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])),
         "KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "tensorflow"),
     }
 
@@ -119,10 +125,69 @@ def test_pages_that_are_wrong_are_found(tmp_path: Path, monkeypatch: pytest.Monk
     assert differs("a ... z", "a b\nc y") is not None
 
 
+def test_every_package_is_in_the_reference() -> None:
+    """A package that says what it offers, by `__all__`, is shown on a page; so its docstrings are checked and run."""
+    python = docs_pages.REPOSITORY / "python"
+    offering = {
+        ".".join(file.parent.relative_to(python).parts)
+        for file in (python / "corro").rglob("__init__.py")
+        if "\n__all__ = " in file.read_text()
+    }
+    assert len(offering) > 8
+    shown = {name for page in docs_pages.all_pages() for name in page.modules()}
+    assert not offering - shown, f"on no page of docs/api: {sorted(offering - shown)}"
+
+
+def test_names_without_an_example_are_found() -> None:
+    def nothing() -> None: ...
+
+    def words() -> None:
+        """Says something."""
+
+    def right() -> None:
+        """Shows something.
+
+        Example:
+            >>> 1 + 1
+            2
+        """
+
+    class Half:
+        """Has a method.
+
+        Example:
+            >>> 1
+            1
+        """
+
+        def method(self) -> None: ...
+
+    Half.__module__ = "corro.made_up"
+    names = {
+        "nothing": nothing,
+        "words": words,
+        "right": right,
+        "Half": Half,
+        "constant": 3,
+        "part": ModuleType("part"),
+    }
+    module = ModuleType("made_up")
+    module.__dict__.update(names, __all__=list(names))
+    assert docs_examples.lacking([module]) == [
+        "part is on no page",
+        "made_up.nothing has no docstring",
+        "made_up.words has no example",
+        "made_up.Half.method has no docstring",
+    ]
+    docs_examples.run_example("right", right.__doc__ or "", {})
+    with pytest.raises(AssertionError, match="Expected:"):
+        docs_examples.run_example("wrong", (right.__doc__ or "").replace("2", "3"), {})
+
+
 def test_messages_that_troubleshooting_explains_exist() -> None:
     """A message that is changed in the source is changed on the page, too."""
     sources = "\n".join(
-        re.sub(r'\\\n\s*|"\s*\n\s*"', "", file.read_text())
+        re.sub(r'\\\n\s*|"\s*\n\s*f?"', "", file.read_text())
         for folder in ("crates", "python/corro")
         for file in (docs_pages.REPOSITORY / folder).rglob("*")
         if file.suffix in {".rs", ".py"} and "tests" not in file.parts
@@ -137,3 +202,6 @@ def test_messages_that_troubleshooting_explains_exist() -> None:
     assert len(messages) > 20
     missing = [message for message in messages if message not in sources]
     assert not missing, f"docs/troubleshooting.md explains what nobody says: {missing}"
+    # And what the checks of a training say is explained.
+    silent = [advice for advice in checks._ADVICE.values() if not any(advice.startswith(m) for m in messages)]
+    assert not silent, f"docs/troubleshooting.md does not explain: {silent}"

@@ -44,9 +44,16 @@ _after_shutdown: list[Callable[[], None]] = []
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job that the environment describes (or a world of one). Does nothing more when that has happened already.
+    """Joins the job that the launcher has started; without a launcher, a job of one rank. A second call does nothing.
 
-    `process_sets` is a list of sets to register, or "dynamic" to allow adding and removing them later.
+    `process_sets` is a list of sets to register, or "dynamic" to allow adding and removing them later. `comm` may list all
+    ranks, as scripts for Horovod do. Raises `ValueError` for a `comm` of some ranks only, and `HorovodInternalError` if the
+    other ranks do not come.
+
+    Example:
+        >>> hvd.init()
+        >>> hvd.is_initialized()
+        True
     """
     ranks = _ranks_of(comm)
     last_words.listen(_when_it_fails, _at_exit)
@@ -79,7 +86,15 @@ def _ranks_of(comm: Any) -> list[int]:
 
 
 def shutdown() -> None:
-    """Ends the job on all ranks: what is pending there fails with "Horovod has been shut down". Harmless if not running."""
+    """Leaves the job. Operations that other ranks still wait for fail with "Horovod has been shut down".
+
+    Called by itself when Python ends. Harmless where there is no job.
+
+    Example:
+        >>> hvd.shutdown()
+        >>> hvd.is_initialized()
+        False
+    """
     _native.shutdown(last_words.handled())
     sets.stop()
     for forget in _after_shutdown:
@@ -118,76 +133,218 @@ def after_shutdown(forget: Callable[[], None]) -> None:
     _after_shutdown.append(forget)
 
 
-is_initialized = _native.is_initialized
-rank = _native.rank
-size = _native.size
-local_rank = _native.local_rank
-local_size = _native.local_size
-cross_rank = _native.cross_rank
-cross_size = _native.cross_size
+def is_initialized() -> bool:
+    """Whether this process belongs to a job: after `init`, before `shutdown`.
+
+    Example:
+        >>> hvd.is_initialized()
+        True
+    """
+    return _native.is_initialized()
+
+
+def rank() -> int:
+    """This process's number in the job, from 0 to `size() - 1`. Raises `ValueError` before `init`.
+
+    Example:
+        >>> writes_checkpoints = hvd.rank() == 0
+    """
+    return _native.rank()
+
+
+def size() -> int:
+    """How many ranks the job has. Raises `ValueError` before `init`.
+
+    Example:
+        >>> hvd.size()
+        2
+    """
+    return _native.size()
+
+
+def local_rank() -> int:
+    """This process's number among those of its host: which GPU to take. Raises `ValueError` before `init`.
+
+    Example:
+        >>> device = f"cuda:{hvd.local_rank()}"
+    """
+    return _native.local_rank()
+
+
+def local_size() -> int:
+    """How many ranks this host has. Raises `ValueError` before `init`.
+
+    Example:
+        >>> hvd.local_size()
+        2
+    """
+    return _native.local_size()
+
+
+def cross_rank() -> int:
+    """The number of this host among those that have a process with this local rank. Raises `ValueError` before `init`.
+
+    Example:
+        >>> hvd.cross_rank()
+        0
+    """
+    return _native.cross_rank()
+
+
+def cross_size() -> int:
+    """How many hosts have a process with this local rank. Raises `ValueError` before `init`.
+
+    Example:
+        >>> hvd.cross_size()
+        1
+    """
+    return _native.cross_size()
 
 
 def is_homogeneous() -> bool:
-    """Whether every host runs the same number of ranks."""
+    """Whether every host has the same number of ranks.
+
+    Example:
+        >>> hvd.is_homogeneous()
+        True
+    """
     return not _native.is_initialized() or _native.is_homogeneous()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Records what happens to each tensor into `file_path`, from now on. Call it on all ranks.
 
-    Needs `HOROVOD_TIMELINE` to be set when the job starts, to a path or to DYNAMIC.
+    Open the file with Perfetto or chrome://tracing. `mark_cycles` also marks each turn of the engine. Raises `ValueError`
+    unless `CORRO_TIMELINE` (or `HOROVOD_TIMELINE`) was set when the job started, to a path or to DYNAMIC.
+
+    Example:
+        >>> import os
+        >>> hvd.shutdown()
+        >>> os.environ["CORRO_TIMELINE"] = "DYNAMIC"  # or where the job is started
+        >>> hvd.init()
+        >>> hvd.start_timeline("trace.json")
+        >>> hvd.stop_timeline()
     """
     _native.start_timeline(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Ends the recording; harmless when there is none."""
+    """Ends the recording that `start_timeline` has begun. Harmless where there is none.
+
+    Example:
+        >>> hvd.stop_timeline()
+    """
     _native.stop_timeline()
 
 
 # What Horovod was compiled with. Corro carries its own transport, which stands where Gloo stood.
 def mpi_threads_supported() -> bool:
+    """Raises `ValueError`: Corro does without MPI. For scripts that ask Horovod.
+
+    Example:
+        >>> if hvd.mpi_built():
+        ...     print(hvd.mpi_threads_supported())
+    """
     raise ValueError("Horovod MPI is not enabled; Corro does not need it.")
 
 
 def mpi_enabled() -> bool:
+    """Whether ranks talk over MPI: never.
+
+    Example:
+        >>> hvd.mpi_enabled()
+        False
+    """
     return False
 
 
 def mpi_built() -> bool:
+    """Whether MPI is built in: never. Jobs started by mpiexec work all the same.
+
+    Example:
+        >>> hvd.mpi_built()
+        False
+    """
     return False
 
 
 def gloo_enabled() -> bool:
+    """Whether ranks talk without MPI: always.
+
+    Example:
+        >>> hvd.gloo_enabled()
+        True
+    """
     return True
 
 
 def gloo_built() -> bool:
+    """Whether there is a transport other than MPI: always, Corro's own.
+
+    Example:
+        >>> hvd.gloo_built()
+        True
+    """
     return True
 
 
 def nccl_built() -> int:
+    """The version of NCCL that is built in; 0, as there is none.
+
+    Example:
+        >>> hvd.nccl_built()
+        0
+    """
     return 0
 
 
 def ddl_built() -> bool:
+    """Whether IBM's DDL is built in: never.
+
+    Example:
+        >>> hvd.ddl_built()
+        False
+    """
     return False
 
 
 def ccl_built() -> bool:
+    """Whether Intel's oneCCL is built in: never.
+
+    Example:
+        >>> hvd.ccl_built()
+        False
+    """
     return False
 
 
 def cuda_built() -> bool:
+    """Whether CUDA is built in: not yet. Tensors on a GPU are reduced by way of the CPU.
+
+    Example:
+        >>> hvd.cuda_built()
+        False
+    """
     return False
 
 
 def rocm_built() -> bool:
+    """Whether ROCm is built in: not yet.
+
+    Example:
+        >>> hvd.rocm_built()
+        False
+    """
     return False
 
 
 def elastic_enabled() -> bool:
-    """Whether this process belongs to an elastic job."""
+    """Whether this process belongs to an elastic job, one that was started with `corro run --min-np N`.
+
+    Example:
+        >>> hvd.elastic_enabled()
+        False
+    """
     return flag("ELASTIC")
 
 

@@ -82,12 +82,14 @@ class State:
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
+        """Called when the ranks have changed: adapts to them, and calls what is registered."""
         self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: int, update: int) -> None:
+        """Called when hosts have changed, on any thread; the next commit acts on it."""
         self._host_messages.put((timestamp, update))
 
     def commit(self) -> None:
@@ -107,12 +109,15 @@ class State:
             raise HostsUpdatedInterrupt(skip_sync=not added)
 
     def save(self) -> None:
+        """Keeps a copy of the state as it is now."""
         raise NotImplementedError
 
     def restore(self) -> None:
+        """Goes back to what was saved last."""
         raise NotImplementedError
 
     def sync(self) -> None:
+        """Takes over what rank 0 has now, and saves it."""
         raise NotImplementedError
 
     def reset(self) -> None:

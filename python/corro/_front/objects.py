@@ -21,7 +21,14 @@ T = TypeVar("T")
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Root's object, on every rank: root gets its own back, the others a copy."""
+    """The object of rank `root_rank`, on every rank: root gets its own back, the others a copy.
+
+    Any object that cloudpickle can pickle. Ranks other than the root may leave `obj` out.
+
+    Example:
+        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None, root_rank=0)
+        {'epoch': 3}
+    """
     name = name or "broadcast_object"
     call = _native.object_call(process_set.process_set_id, name)
     is_root = _native.rank() == root_rank
@@ -57,7 +64,12 @@ def _broadcast(
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
-    """The objects of all ranks, in rank order, on every rank."""
+    """The objects of all ranks, in the order of ranks, on every rank. Any object that cloudpickle can pickle.
+
+    Example:
+        >>> hvd.allgather_object(f"I am {hvd.rank()}")
+        ['I am 0', 'I am 1']
+    """
     name = name or "allgather_object"
     call = _native.object_call(process_set.process_set_id, name)
     data = _sealed(obj, call)

@@ -11,7 +11,18 @@ from corro._errors import UnregisteredProcessSet
 
 
 class ProcessSet:
-    """Some of the ranks. Usable once registered: by `init(process_sets=[...])` or `add_process_set`."""
+    """Some of the ranks, which run collectives among themselves: `hvd.allreduce(..., process_set=some)`.
+
+    Usable once registered: by `init(process_sets=[...])` or `add_process_set`. Raises `ValueError` for what is no list of
+    ranks.
+
+    Example:
+        >>> some = hvd.ProcessSet([0])
+        >>> some.ranks
+        [0]
+        >>> some.included() == (hvd.rank() == 0)
+        True
+    """
 
     process_set_id: int | None = None
     ranks: list[int] | None = None
@@ -112,7 +123,17 @@ def given() -> Any:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a set; every rank of the job must call this, in the same order, and waits for the others."""
+    """Registers a set of ranks, and gives it. All ranks of the job must call this, in the same order.
+
+    Needs `init(process_sets="dynamic")`; raises `ValueError` without, and for a set that there is already.
+
+    Example:
+        >>> hvd.shutdown()
+        >>> hvd.init(process_sets="dynamic")
+        >>> first = hvd.add_process_set([0])
+        >>> first.size()
+        1
+    """
     item = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     _require_dynamic("add_process_set")
     _check(item, [])
@@ -121,7 +142,16 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Unregisters a set; every rank of the job must call this. False if there was nothing to remove."""
+    """Unregisters a set. All ranks of the job must call this. Gives False if there was nothing to remove.
+
+    Needs `init(process_sets="dynamic")`; raises `ValueError` without.
+
+    Example:
+        >>> hvd.shutdown()
+        >>> hvd.init(process_sets="dynamic")
+        >>> hvd.remove_process_set(hvd.add_process_set([0]))
+        True
+    """
     _require_dynamic("remove_process_set")
     if process_set is global_process_set or process_set.process_set_id is None:
         return False

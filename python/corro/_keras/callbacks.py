@@ -29,7 +29,14 @@ def variables_of(model: Any, optimizer: Any) -> list[Any]:
 
 
 class Broadcast:
-    """After the first batch, all ranks take the variables of one: by then the optimizer has made its own."""
+    """All ranks take the variables of `root_rank` after the first batch: by then the optimizer has made its own.
+
+    `local_variables` keep their own value on each rank; so does what `register_local_var(variable)` names. `device` is
+    accepted and not needed.
+
+    Example:
+        >>> callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)]
+    """
 
     _keras: Any
     model: Any
@@ -55,7 +62,11 @@ class Broadcast:
 
 
 class MetricAverage:
-    """At the end of each epoch, metrics become their average over the ranks. Put it before callbacks that read them."""
+    """Averages metrics over the ranks at the end of each epoch. Put it before callbacks that read metrics.
+
+    Example:
+        >>> callbacks = [hvd.callbacks.MetricAverageCallback(), keras.callbacks.ReduceLROnPlateau()]
+    """
 
     _keras: Any
 
@@ -68,7 +79,15 @@ class MetricAverage:
 
 
 class LearningRateSchedule:
-    """Multiplies the initial learning rate by a function of the epoch, in each epoch or in each batch."""
+    """Sets the learning rate to `initial_lr * multiplier(epoch)`, in each epoch (`staircase`) or in each batch.
+
+    A number as `multiplier` counts once per epoch since `start_epoch`: 0.1 makes it ten times smaller each time. Works
+    from `start_epoch` to before `end_epoch`. `momentum_correction` scales velocities with the rate. Raises `ValueError`
+    without an `initial_lr`, or if it needs `steps_per_epoch` and can't find out.
+
+    Example:
+        >>> decay = hvd.callbacks.LearningRateScheduleCallback(0.1, multiplier=lambda epoch: 0.1 ** (epoch // 30))
+    """
 
     _keras: Any
     model: Any
@@ -162,7 +181,13 @@ def _scale_velocities(keras: Any, optimizer: Any, factor: float) -> None:
 
 
 class LearningRateWarmup(LearningRateSchedule):
-    """Raises the learning rate from `initial_lr / size` to `initial_lr` over the first epochs, a little in each batch."""
+    """Raises the learning rate from `initial_lr / size` to `initial_lr` over `warmup_epochs`, a little in each batch.
+
+    `steps_per_epoch` where Keras can't tell. `verbose=1` says when it is done.
+
+    Example:
+        >>> warmup = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), warmup_epochs=5)
+    """
 
     def __init__(
         self,
@@ -197,7 +222,13 @@ class LearningRateWarmup(LearningRateSchedule):
 
 
 class CommitState:
-    """Commits an elastic state every few batches, and at the end of each epoch."""
+    """Commits an elastic state every `batches_per_commit` batches, and at the end of each epoch.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+        >>> callbacks = [hvd.elastic.CommitStateCallback(state, batches_per_commit=10)]
+    """
 
     model: Any
 
@@ -225,7 +256,13 @@ class CommitState:
 
 
 class UpdateBatchState:
-    """Keeps `state.batch`; an epoch that is resumed ends as many batches earlier as had been done before."""
+    """Keeps `state.batch`. An epoch that is resumed ends as many batches earlier as had been done before.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+        >>> callbacks = [hvd.elastic.UpdateBatchStateCallback(state)]
+    """
 
     model: Any
     params: dict[str, Any]
@@ -255,7 +292,13 @@ class UpdateBatchState:
 
 
 class UpdateEpochState:
-    """Keeps `state.epoch`, the number of epochs done, also when training starts again in the middle."""
+    """Keeps `state.epoch`, the number of epochs done, also when training starts again in the middle.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+        >>> callbacks = [hvd.elastic.UpdateEpochStateCallback(state)]
+    """
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -275,7 +318,12 @@ class UpdateEpochState:
 
 
 class BestModel:
-    """Keeps the best model only. Where, is filled in later: `callback.filepath = ...`."""
+    """Saves the best model only, as Keras' `ModelCheckpoint` does. Where, is filled in later: `callback.filepath = ...`.
+
+    Example:
+        >>> checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="val_loss")
+        >>> checkpoint.filepath = "best.keras"
+    """
 
     def __init__(
         self,

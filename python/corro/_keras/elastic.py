@@ -35,7 +35,19 @@ def run(keras: Any, func: Callable[P, R]) -> Callable[P, R]:
 
 
 class State(ObjectState):
-    """Model, optimizer and plain values of a training."""
+    """Model, optimizer (the model's, unless given) and plain values of a training, as attributes.
+
+    `commit()` saves them in memory and looks whether hosts have changed; `restore()` goes back to the last commit;
+    `sync()` takes over what rank 0 has. Raises `ValueError` for a model that is not built.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> state = hvd.elastic.KerasState(model, keras.optimizers.SGD(0.1), epoch=0)
+        >>> state.epoch = 1
+        >>> state.restore()
+        >>> state.epoch
+        0
+    """
 
     _keras: Any
 

@@ -10,7 +10,20 @@ from typing import Any
 
 
 class BaseDataLoader:
-    """Subclasses give `__len__` and `_iterate`."""
+    """A loader to subclass: `_iterate` gives the batches of one epoch, `__len__` their number.
+
+    `_process_batch` may change each batch, in the thread that uses it.
+
+    Example:
+        >>> from corro.data import BaseDataLoader
+        >>> class Numbers(BaseDataLoader):
+        ...     def __len__(self):
+        ...         return 3
+        ...     def _iterate(self):
+        ...         return iter(range(3))
+        >>> list(Numbers())
+        [0, 1, 2]
+    """
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -36,9 +49,22 @@ class _Failed:
 
 
 class AsyncDataLoaderMixin:
-    """Loads epoch after epoch into a queue, ahead of the consumer. Put it first among the base classes.
+    """Loads epoch after epoch into a queue, in a thread, ahead of the program. Put it first among the base classes.
 
-    A queue size of 0 loads in the consumer's own thread.
+    `async_loader_queue_size` batches are kept ready; 0 loads without a thread. An error in the thread is raised where the
+    batch is asked for. Call `close_async_loader()` at the end.
+
+    Example:
+        >>> from corro.data import AsyncDataLoaderMixin, BaseDataLoader
+        >>> class Numbers(AsyncDataLoaderMixin, BaseDataLoader):
+        ...     def __len__(self):
+        ...         return 3
+        ...     def _iterate(self):
+        ...         return iter(range(3))
+        >>> loader = Numbers(async_loader_queue_size=2)
+        >>> list(loader)
+        [0, 1, 2]
+        >>> loader.close_async_loader()
     """
 
     def __init__(

@@ -112,7 +112,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """The same optimizer, whose steps use the gradients of all ranks.
 
     It is an instance of a subclass of the optimizer's class, works in `model.compile` and in training loops of your own,
-    and is saved as the optimizer it was made from. The devices are accepted and not needed.
+    and is saved as the optimizer it was made from. `op` is Average or Sum; `backward_passes_per_step` adds up as many passes
+    before it reduces, and `average_aggregated_gradients` divides by their number; `groups` reduces gradients together;
+    `compression` says what travels. The devices are accepted and not needed. Raises `ValueError` for options that contradict
+    each other.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size())), loss="mse")
+        >>> loss = model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)))
     """
     settings = Settings(
         name=name,
@@ -146,7 +154,12 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A `DistributedOptimizer` that leaves the weights of `local_layers` to each rank."""
+    """A `DistributedOptimizer` that leaves the weights of `local_layers` to each rank. Other arguments are the same.
+
+    Example:
+        >>> shared, own = keras.layers.Dense(4), keras.layers.Dense(1)
+        >>> optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[own])
+    """
     settings = Settings(
         name=name,
         compression=compression,
@@ -172,9 +185,16 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Averages a number, array or tensor over all ranks.
+    """Averages a number, array or tensor over all ranks. Gives a tensor of the backend.
 
-    For another `op` say `average=None` too: as in Horovod, and unlike in `corro.tensorflow.keras`, the default is True.
+    For another `op` say `average=None` too: as in Horovod, and unlike in `corro.tensorflow.keras`, the default is True. The
+    input is multiplied by `prescale_factor`, the result by `postscale_factor`.
+
+    Example:
+        >>> float(hvd.allreduce(float(hvd.rank())))
+        0.5
+        >>> float(hvd.allreduce(1.0, average=None, op=hvd.Sum))
+        2.0
     """
     if average and op is None:
         average, op = None, Average  # the default is no use of a deprecated argument
@@ -182,22 +202,45 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """The values of all ranks, concatenated along the first dimension in rank order."""
+    """The values of all ranks, one behind the other along the first dimension, in the order of ranks.
+
+    Example:
+        >>> hvd.allgather([hvd.rank()]).numpy()
+        array([0, 1], dtype=int32)
+    """
     return _values.allgather(value, name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """The value of `root_rank`."""
+    """The value that rank `root_rank` has. All give a number, array or tensor of the same shape.
+
+    Example:
+        >>> int(hvd.broadcast(hvd.rank(), root_rank=1))
+        1
+    """
     return _values.broadcast(value, root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Reduces over all ranks and gives each its share of the rows."""
+    """Reduces over all ranks and gives each its share of the rows. `op` is Average or Sum.
+
+    Example:
+        >>> hvd.reducescatter([1.0, 1.0], op=hvd.Sum).numpy()
+        array([2.], dtype=float32)
+    """
     return _values.reducescatter(value, name, op)
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Keras 3 has no list of all variables there are."""
+    """Raises `RuntimeError`: Keras 3 has no list of all variables. Use `broadcast_variables`, or the callback.
+
+    Example:
+        >>> try:
+        ...     hvd.broadcast_global_variables(root_rank=0)
+        ... except RuntimeError:
+        ...     print("Keras 3 does not know all variables")
+        Keras 3 does not know all variables
+    """
     raise RuntimeError(
         "broadcast_global_variables is not possible in Keras 3, which does not know all variables. Use "
         "hvd.callbacks.BroadcastGlobalVariablesCallback, or hvd.broadcast_variables(model.weights, root_rank)."
@@ -205,7 +248,12 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Gives these variables, the same ones on every rank, the values they have on `root_rank`."""
+    """Gives these variables, the same ones on every rank, the values they have on `root_rank`.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> hvd.broadcast_variables(model.weights, root_rank=0)
+    """
     _broadcast_variables(_keras, variables, root_rank, process_set=process_set)
 
 
@@ -216,7 +264,18 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Loads a saved model and makes its optimizer distributed; training goes on from the optimizer's saved state."""
+    """Loads a saved model and makes its optimizer distributed; training goes on from the optimizer's saved state.
+
+    `custom_optimizers` and `custom_objects` are classes (or functions) that Keras does not know by itself. `legacy_opts` is
+    accepted and not needed.
+
+    Example:
+        >>> path = f"model-{hvd.rank()}.keras"
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", loss="mse")
+        >>> model.save(path)
+        >>> model = hvd.load_model(path)
+    """
     return saving.load_model(
         _keras,
         lambda optimizer: DistributedOptimizer(optimizer, compression=compression),

@@ -19,23 +19,35 @@ __all__ = [
 
 
 def run(func: Callable[P, R]) -> Callable[P, R]:
-    """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
+    """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added.
+
+    The state goes first. Raises what `func` raises, but for lost ranks and changed hosts.
+
+    Example:
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     while state.epoch < 3:
+        ...         state.epoch += 1
+        ...         state.commit()
+        ...     return state.epoch
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> train(hvd.elastic.KerasState(model, epoch=0))
+        3
+    """
     return states.run(keras, func)
 
 
 class KerasState(states.State):
-    """Model, optimizer (the model's, unless given) and plain values of a training."""
-
     _keras = keras
 
 
 class CommitStateCallback(what.CommitState, keras.callbacks.Callback):
-    """Commits the state every `batches_per_commit` batches, and at the end of each epoch."""
+    pass
 
 
 class UpdateBatchStateCallback(what.UpdateBatchState, keras.callbacks.Callback):
-    """Keeps `state.batch`, and shortens the epoch in which training is resumed."""
+    pass
 
 
 class UpdateEpochStateCallback(what.UpdateEpochState, keras.callbacks.Callback):
-    """Keeps `state.epoch`."""
+    pass

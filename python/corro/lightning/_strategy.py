@@ -40,7 +40,14 @@ def installed() -> str:
 
 @functools.cache
 def strategy_for(package: str) -> Any:
-    """The strategy for `lightning.pytorch`, or for `pytorch_lightning`."""
+    """The strategy for `lightning.pytorch`, or for `pytorch_lightning`: packages of the same name whose classes do not mix.
+
+    Raises `ImportError` if the package is not installed.
+
+    Example:
+        >>> from corro.lightning import strategy_for
+        >>> strategy = strategy_for("lightning")()
+    """
     package = "lightning.pytorch" if package == "lightning" else package
     strategies = importlib.import_module(f"{package}.strategies")
     fabric = importlib.import_module("lightning.fabric" if package == "lightning.pytorch" else "lightning_fabric")
@@ -89,6 +96,12 @@ class _Strategy:
 
     Options are those of `corro.torch.DistributedOptimizer`: `compression`, `op`, `groups`, `gradient_predivide_factor`,
     `sparse_as_dense`. Gradient accumulation is Lightning's (`accumulate_grad_batches`).
+
+    Example:
+        >>> import lightning as L
+        >>> from corro.lightning import CorroStrategy
+        >>> strategy = CorroStrategy(compression=hvd.Compression.bf16)
+        >>> trainer = L.Trainer(strategy=strategy, accelerator="cpu", max_epochs=1, logger=False)
     """
 
     _environment: Any

@@ -5,7 +5,6 @@ Results are new arrays, or go to `out`; a trailing underscore means in place. `b
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ except ImportError as error:
 
 from corro import _native
 from corro._errors import HorovodInternalError, HostsUpdatedInterrupt
-from corro._front.adapter import CPU, View
 from corro._front.arguments import (
     Adasum,
     Average,
@@ -57,7 +55,7 @@ from corro._front.basics import (
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro._front.waiting import barrier, join, poll, synchronize
-from corro._native import Output
+from corro.numpy._arrays import Array, from_output, hold, place_for, put_back, readable, view, with_splits, writable
 
 __all__ = [
     "Adasum",
@@ -120,88 +118,6 @@ __all__ = [
     "synchronize",
 ]
 
-Array = np.ndarray[Any, Any]
-
-_DTYPES = {
-    np.dtype(name): number
-    for number, name in enumerate(
-        ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
-    )
-} | {np.dtype("uint32"): 11, np.dtype("uint64"): 12}
-
-
-def _view(array: Array) -> View:
-    number = _DTYPES.get(array.dtype)
-    if number is None:
-        # ml_dtypes gives numpy its bfloat16; it need not be installed for us to know it by name.
-        if array.dtype.name != "bfloat16":
-            raise ValueError(f"an array of {array.dtype} is not supported; convert it first, with array.astype.")
-        number = 10
-    return (array.ctypes.data, array.shape, number, CPU)
-
-
-def _readable(array: Any) -> Array:
-    """A contiguous array; a copy only if it must be. Numbers and lists are taken as well."""
-    array = np.asarray(array)
-    # ascontiguousarray would make a one-element vector of a scalar.
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-
-def _writable(array: Any) -> Array:
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"an operation in place needs a numpy array, not {type(array).__name__}.")
-    if not array.flags.writeable:
-        raise ValueError("an operation in place needs an array that may be written to; this one is read-only.")
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-
-def _result(out: Array | None, source: Array) -> Array:
-    """Where the result goes: `out`, which can be used again, or a new array, for which the system clears fresh memory."""
-    if out is None:
-        return np.empty_like(source)
-    if not isinstance(out, np.ndarray) or not (out.flags.writeable and out.flags.c_contiguous):
-        raise ValueError("out must be a contiguous numpy array that may be written to.")
-    if out.dtype != source.dtype or out.shape != source.shape:
-        raise ValueError(
-            f"out must be like the array, {source.dtype} of shape {source.shape}; it is {out.dtype} of shape {out.shape}."
-        )
-    if out is not source and np.may_share_memory(out, source) and out.ctypes.data != source.ctypes.data:
-        raise ValueError("out must not overlap the array.")
-    return out
-
-
-def _hold(*arrays: Array) -> Any:
-    """What keeps the memory of arrays where it is: numpy does not resize one that has weak references, not even with
-    `refcheck=False`. They go with the handle.
-    """
-    held: list[Any] = []
-    for array in arrays:
-        owner: Any = array
-        # A view has the memory of the array that it is made from.
-        while isinstance(owner, np.ndarray):
-            held.append((owner, weakref.ref(owner)))
-            owner = owner.base
-    return held
-
-
-def _put_back(places: tuple[Array, Array], _output: Output | None = None) -> Array:
-    array, home = places
-    if home is not array:
-        array[...] = home
-    return array
-
-
-def _from_output(like: Array, output: Output | None) -> Array:
-    assert output is not None, "this kind of operation has a result of its own"
-    if output.nbytes == 0:
-        return np.empty(output.shape, like.dtype)
-    return np.asarray(output).view(like.dtype).reshape(output.shape)
-
-
-def _with_splits(like: Array, output: Output | None) -> tuple[Array, Array]:
-    assert output is not None, "an alltoall has a result of its own"
-    return _from_output(like, output), np.array(output.received_splits, np.int32)
-
 
 def allreduce(
     array: Any,
@@ -214,11 +130,22 @@ def allreduce(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Reduces the array over all ranks of the set into a new one, or into `out`; Average unless `op` says otherwise."""
-    source = _readable(array)
-    result = _result(out, source)
+    """Reduces the array over all ranks into a new one, or into `out`; averages unless `op` says otherwise.
+
+    `op` is Average, Sum, Min, Max, Product or Adasum; `average` is its deprecated form. The input is multiplied by
+    `prescale_factor`, the result by `postscale_factor`. Ranks find each other's arrays by `name`; without names by
+    their order. `process_set` are the ranks that take part. Numbers and lists are taken as well. Raises `ValueError`
+    for a dtype that can't be reduced, `HorovodInternalError` if ranks disagree about shape, dtype or op, or if one is
+    lost.
+
+    Example:
+        >>> hvd.allreduce(np.array([1.0, 2.0]), op=hvd.Sum)
+        array([2., 4.])
+    """
+    source = readable(array)
+    result = place_for(out, source)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
-    _native.run("allreduce", _view(source), _view(result), process_set.process_set_id, name, *numbers)
+    _native.run("allreduce", view(source), view(result), process_set.process_set_id, name, *numbers)
     return result
 
 
@@ -233,12 +160,19 @@ def allreduce_async(
     *,
     out: Array | None = None,
 ) -> int:
-    source = _readable(array)
-    result = _result(out, source)
+    """Starts an `allreduce` and gives a handle, for `poll` and `synchronize`.
+
+    Example:
+        >>> handle = hvd.allreduce_async(np.array([1.0, 2.0]), op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        array([2., 4.])
+    """
+    source = readable(array)
+    result = place_for(out, source)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
     return _native.submit(
-        "allreduce", _view(source), _view(result), set_id, name, _hold(source, result), result, None, *numbers
+        "allreduce", view(source), view(result), set_id, name, hold(source, result), result, None, *numbers
     )
 
 
@@ -251,11 +185,20 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Array:
-    home = _writable(array)
-    place = _view(home)
+    """`allreduce` in place: the array itself gets the result, and is given back.
+
+    Example:
+        >>> array = np.array([1.0, 2.0])
+        >>> hvd.allreduce_(array, op=hvd.Sum) is array
+        True
+        >>> array
+        array([2., 4.])
+    """
+    home = writable(array)
+    place = view(home)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     _native.run("allreduce", place, place, process_set.process_set_id, name, *numbers)
-    return _put_back((array, home))
+    return put_back((array, home))
 
 
 def allreduce_async_(
@@ -267,11 +210,19 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    home = _writable(array)
-    place = _view(home)
+    """Starts an `allreduce_` and gives a handle. Leave the array alone until `synchronize`.
+
+    Example:
+        >>> array = np.array([1.0, 2.0])
+        >>> handle = hvd.allreduce_async_(array, op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        array([2., 4.])
+    """
+    home = writable(array)
+    place = view(home)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    return _native.submit("allreduce", place, place, set_id, name, _hold(home), (array, home), _put_back, *numbers)
+    return _native.submit("allreduce", place, place, set_id, name, hold(home), (array, home), put_back, *numbers)
 
 
 def grouped_allreduce(
@@ -283,13 +234,18 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Array]:
-    """`allreduce` of every array, as one operation."""
-    sources = [_readable(array) for array in non_empty(arrays)]
+    """`allreduce` of several arrays as one operation: none is ready before all are. Raises `ValueError` for an empty list.
+
+    Example:
+        >>> hvd.grouped_allreduce([np.ones(1), np.ones(2)], op=hvd.Sum)
+        [array([2.]), array([2., 2.])]
+    """
+    sources = [readable(array) for array in non_empty(arrays)]
     results = [np.empty_like(source) for source in sources]
-    places, outputs = [_view(a) for a in sources], [_view(a) for a in results]
+    places, outputs = [view(a) for a in sources], [view(a) for a in results]
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    handle = _native.submit_group("allreduce", places, outputs, set_id, name, _hold(*sources), results, None, *numbers)
+    handle = _native.submit_group("allreduce", places, outputs, set_id, name, hold(*sources), results, None, *numbers)
     return list(synchronize(handle))
 
 
@@ -302,44 +258,77 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Array, ...]:
-    homes = [_writable(array) for array in non_empty(arrays)]
-    places = [_view(home) for home in homes]
+    """`grouped_allreduce` in place: the arrays themselves get the results, and are given back.
+
+    Example:
+        >>> arrays = [np.ones(1), np.ones(2)]
+        >>> hvd.grouped_allreduce_(arrays, op=hvd.Sum)
+        (array([2.]), array([2., 2.]))
+    """
+    homes = [writable(array) for array in non_empty(arrays)]
+    places = [view(home) for home in homes]
     pairs = list(zip(arrays, homes, strict=True))
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
-    handle = _native.submit_group("allreduce", places, places, set_id, name, _hold(*homes), pairs, _put_back, *numbers)
+    handle = _native.submit_group("allreduce", places, places, set_id, name, hold(*homes), pairs, put_back, *numbers)
     return synchronize(handle)
 
 
 def allgather(array: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
-    """The arrays of all ranks, concatenated along the first dimension in rank order."""
+    """The arrays of all ranks, one behind the other along the first dimension, in the order of ranks.
+
+    They may differ in their first dimension only.
+
+    Example:
+        >>> hvd.allgather(np.array([hvd.rank()]))
+        array([0, 1])
+    """
     return synchronize(allgather_async(array, name, process_set))
 
 
 def allgather_async(array: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    source = _readable(array)
+    """Starts an `allgather` and gives a handle, for `poll` and `synchronize`.
+
+    Example:
+        >>> handle = hvd.allgather_async(np.array([hvd.rank()]))
+        >>> hvd.synchronize(handle)
+        array([0, 1])
+    """
+    source = readable(array)
     set_id = process_set.process_set_id
-    return _native.submit("allgather", _view(source), None, set_id, name, _hold(source), source, _from_output)
+    return _native.submit("allgather", view(source), None, set_id, name, hold(source), source, from_output)
 
 
 def grouped_allgather(
     arrays: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[Array, ...]:
-    """`allgather` of every array, as one operation."""
-    sources = [_readable(array) for array in non_empty(arrays)]
-    places = [_view(source) for source in sources]
+    """`allgather` of several arrays as one operation.
+
+    Example:
+        >>> hvd.grouped_allgather([np.array([hvd.rank()]), np.array([7])])
+        (array([0, 1]), array([7, 7]))
+    """
+    sources = [readable(array) for array in non_empty(arrays)]
+    places = [view(source) for source in sources]
     set_id = process_set.process_set_id
     return synchronize(
-        _native.submit_group("allgather", places, None, set_id, name, _hold(*sources), sources, _from_output)
+        _native.submit_group("allgather", places, None, set_id, name, hold(*sources), sources, from_output)
     )
 
 
 def broadcast(
     array: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
-    """Root's array on every rank. The others may pass None: they learn shape and dtype from the root."""
+    """The array of rank `root_rank`, on every rank. The others may give None: they learn shape and dtype from the root.
+
+    Raises `HorovodInternalError` if another rank gives an array of another shape or dtype.
+
+    Example:
+        >>> hvd.broadcast(np.array([1, 2]) if hvd.rank() == 0 else None, root_rank=0)
+        array([1, 2])
+    """
     is_root = _native.rank() == root_rank
-    source = _readable(array) if is_root else None
+    source = readable(array) if is_root else None
     described = (source.shape, source.dtype) if source is not None else None
     shape, dtype = broadcast_object(described, root_rank, f"{name or 'array'}.shape", process_set)
     if source is None and array is not None:
@@ -359,24 +348,47 @@ def _check_like(array: Array, shape: tuple[int, ...], dtype: Any, root_rank: int
 def broadcast_(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
+    """`broadcast` in place: the array itself gets the elements of `root_rank`, and is given back.
+
+    Example:
+        >>> hvd.broadcast_(np.array([hvd.rank()]), root_rank=1)
+        array([1])
+    """
     return synchronize(broadcast_async_(array, root_rank, name, process_set))
 
 
 def broadcast_async_(
     array: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    home = _writable(array)
-    place = _view(home)
+    """Starts a `broadcast_` and gives a handle. Leave the array alone until `synchronize`.
+
+    Example:
+        >>> handle = hvd.broadcast_async_(np.array([hvd.rank()]), root_rank=1)
+        >>> hvd.synchronize(handle)
+        array([1])
+    """
+    home = writable(array)
+    place = view(home)
     set_id = process_set.process_set_id
-    return _native.submit(
-        "broadcast", place, place, set_id, name, _hold(home), (array, home), _put_back, root=root_rank
-    )
+    return _native.submit("broadcast", place, place, set_id, name, hold(home), (array, home), put_back, root=root_rank)
 
 
 def alltoall(
     array: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Sends consecutive rows to each rank; gives the rows received, and how many from whom if `splits` was given."""
+    """Sends some rows to each rank, and gives the rows received, in the order of ranks.
+
+    `splits[r]` rows go to rank r: the first ones to rank 0, and so on. Then the result is a pair: the rows, and how
+    many came from each rank. Without `splits` all ranks get equally many. Raises `ValueError` for splits that do not
+    fit.
+
+    Example:
+        >>> hvd.alltoall(np.array([hvd.rank()] * 2))
+        array([0, 1])
+        >>> rows, received = hvd.alltoall(np.array([hvd.rank()] * 2), splits=[1, 1])
+        >>> received
+        array([1, 1], dtype=int32)
+    """
     output, received = synchronize(alltoall_async(array, splits, name, process_set))
     return output if splits is None else (output, received)
 
@@ -384,13 +396,21 @@ def alltoall(
 def alltoall_async(
     array: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    source = _readable(array)
+    """Starts an `alltoall` and gives a handle. `synchronize` gives the rows, and how many came from each rank.
+
+    Example:
+        >>> handle = hvd.alltoall_async(np.array([hvd.rank()] * 2))
+        >>> rows, received = hvd.synchronize(handle)
+        >>> rows
+        array([0, 1])
+    """
+    source = readable(array)
     given: Any = [] if splits is None else np.asarray(splits, np.int32 if not len(splits) else None)
     numbers = rows_to_send(source.shape, given, np.ndim(given), process_set)
     sent = source[: sum(numbers)] if numbers else source
     set_id = process_set.process_set_id
     return _native.submit(
-        "alltoall", _view(sent), None, set_id, name, _hold(source, sent), sent, _with_splits, splits=numbers
+        "alltoall", view(sent), None, set_id, name, hold(source, sent), sent, with_splits, splits=numbers
     )
 
 
@@ -402,7 +422,14 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Array:
-    """Reduces over all ranks and gives each its share of the rows."""
+    """Reduces over all ranks and gives each its share of the rows; the first ranks get one more if there is a rest.
+
+    `op` is Average or Sum. Raises `ValueError` for a scalar, which has no rows.
+
+    Example:
+        >>> hvd.reducescatter(np.ones(2), op=hvd.Sum)
+        array([2.])
+    """
     return synchronize(reducescatter_async(array, name, op, process_set, prescale_factor, postscale_factor))
 
 
@@ -414,11 +441,18 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
+    """Starts a `reducescatter` and gives a handle, for `poll` and `synchronize`.
+
+    Example:
+        >>> handle = hvd.reducescatter_async(np.ones(2), op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        array([2.])
+    """
     source = _with_rows(array)
     numbers = (scatter_reduction(op), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
     return _native.submit(
-        "reducescatter", _view(source), None, set_id, name, _hold(source), source, _from_output, *numbers
+        "reducescatter", view(source), None, set_id, name, hold(source), source, from_output, *numbers
     )
 
 
@@ -430,31 +464,42 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Array]:
-    """`reducescatter` of every array, as one operation."""
+    """`reducescatter` of several arrays as one operation.
+
+    Example:
+        >>> hvd.grouped_reducescatter([np.ones(2), np.ones(4)], op=hvd.Sum)
+        [array([2.]), array([2., 2.])]
+    """
     sources = [_with_rows(array) for array in non_empty(arrays)]
-    places = [_view(source) for source in sources]
+    places = [view(source) for source in sources]
     numbers = (scatter_reduction(op), prescale_factor, postscale_factor)
     set_id = process_set.process_set_id
     handle = _native.submit_group(
-        "reducescatter", places, None, set_id, name, _hold(*sources), sources, _from_output, *numbers
+        "reducescatter", places, None, set_id, name, hold(*sources), sources, from_output, *numbers
     )
     return list(synchronize(handle))
 
 
 def _with_rows(array: Any) -> Array:
-    source = _readable(array)
+    source = readable(array)
     require_rows("reducescatter", source.shape)
     return source
 
 
 def shared_empty(shape: Any, dtype: Any = np.float64, process_set: ProcessSet = global_process_set) -> Array:
-    """An uninitialised array in memory that the ranks of the host share; elsewhere, an ordinary one.
+    """An uninitialised array in memory that the ranks of the host share; where they have several hosts, an ordinary one.
 
     `allreduce_` of such an array (1 MiB and more) copies nothing. All ranks of the set must call this, in the same order
-    and with the same shape.
+    and with the same shape. Raises `ValueError` for a dtype that can't be reduced.
+
+    Example:
+        >>> array = hvd.shared_empty(2)
+        >>> array[:] = 1
+        >>> hvd.allreduce_(array, op=hvd.Sum)
+        array([2., 2.])
     """
     array = np.empty(0, dtype)
-    _view(array)  # raises for a dtype that is not supported
+    view(array)  # raises for a dtype that is not supported
     size = int(np.prod(shape, dtype=np.int64)) * array.itemsize
     memory = _native.shared_memory(process_set.process_set_id, size) if size else None
     if memory is None:

@@ -3,16 +3,6 @@
 The function travels to the workers, and their results travel back, as cloudpickle's bytes through the job's own store,
 to which nobody is admitted who cannot prove the job's secret. Everything else is what `corro run` does: the parameters
 become its flags.
-
-    import corro
-
-    def train(rate):
-        import corro.torch as hvd
-        hvd.init()
-        return hvd.rank(), rate
-
-    if __name__ == "__main__":
-        print(corro.run(train, args=(0.1,), num_proc=2))  # [(0, 0.1), (1, 0.1)]
 """
 
 from __future__ import annotations
@@ -34,7 +24,19 @@ __all__ = ["JobFailed", "run"]
 
 
 class JobFailed(RuntimeError):
-    """A process of `corro.run` has failed. What was raised there, if it could be sent, is `__cause__`."""
+    """A process of `corro.run` has failed. `rank` is which; what was raised there, if it could be sent, is `__cause__`.
+
+    Example:
+        >>> import corro
+        >>> from corro.runner import JobFailed
+        >>> def train():
+        ...     raise ValueError("no data")
+        >>> try:
+        ...     corro.run(train, num_proc=1)
+        ... except JobFailed as failure:
+        ...     print(failure.rank, repr(failure.__cause__))
+        0 ValueError('no data')
+    """
 
     def __init__(self, text: str, rank: int | None = None) -> None:
         super().__init__(text)
@@ -90,6 +92,15 @@ def run(
 
     Raises `JobFailed`, a `RuntimeError`, if a process fails, naming its rank. The exception that `func` raised there is its
     cause; a notebook shows that one only, as it looked in the worker.
+
+    Example:
+        >>> import corro
+        >>> def train(rate):
+        ...     import corro.numpy as hvd
+        ...     hvd.init()
+        ...     return hvd.rank(), rate
+        >>> corro.run(train, args=(0.1,), num_proc=2)
+        [(0, 0.1), (1, 0.1)]
     """
     num_proc = _alias("np", np, "num_proc", num_proc)
     min_num_proc = _alias("min_np", min_np, "min_num_proc", min_num_proc)

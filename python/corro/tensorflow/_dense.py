@@ -61,7 +61,18 @@ def allreduce(
     process_set: AnySet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """The tensors of all ranks, reduced. `IndexedSlices` are gathered."""
+    """Reduces the tensor over all ranks; averages unless `op` says otherwise. `IndexedSlices` are gathered.
+
+    `op` is Average, Sum, Min, Max, Product or Adasum; `average` is its deprecated form. The input is multiplied by
+    `prescale_factor`, the result by `postscale_factor`. `compression` says what travels, such as
+    `hvd.Compression.fp16`. `device_dense` and `device_sparse` are devices to work on, "" for TensorFlow's choice.
+    `process_set` are the ranks that take part. Differentiable; works in a `tf.function` and under XLA. Raises
+    `NotImplementedError` for what slices can't do.
+
+    Example:
+        >>> hvd.allreduce(tf.constant([1.0, 2.0]), op=hvd.Sum).numpy()
+        array([2., 4.], dtype=float32)
+    """
     op = _operation(op, average, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         scaled = prescale_factor != 1.0 or postscale_factor != 1.0
@@ -87,7 +98,12 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Allreduces that complete together. The dense tensors must be of one dtype."""
+    """`allreduce` of several tensors as one operation: none is ready before all are. The dense ones must be of one dtype.
+
+    Example:
+        >>> [total.numpy() for total in hvd.grouped_allreduce([tf.ones(1), tf.ones(2)], op=hvd.Sum)]
+        [array([2.], dtype=float32), array([2., 2.], dtype=float32)]
+    """
     if not tensors:
         return list(tensors)
     op = _operation(op, average, process_set)
@@ -126,7 +142,12 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """This rank's rows of the reduced tensor."""
+    """Reduces over all ranks and gives each its share of the rows. `op` is Average or Sum. Differentiable.
+
+    Example:
+        >>> hvd.reducescatter(tf.ones(2), op=hvd.Sum).numpy()
+        array([2.], dtype=float32)
+    """
     with on_device(device_dense):
         packed, context = compression.compress(tf.convert_to_tensor(tensor))
         mine = _reducescatter(packed, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
@@ -143,7 +164,12 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Reducescatters that complete together."""
+    """`reducescatter` of several tensors as one operation.
+
+    Example:
+        >>> [part.numpy() for part in hvd.grouped_reducescatter([tf.ones(2), tf.ones(4)], op=hvd.Sum)]
+        [array([2.], dtype=float32), array([2., 2.], dtype=float32)]
+    """
     if not tensors:
         return list(tensors)
     with on_device(device_dense):

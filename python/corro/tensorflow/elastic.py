@@ -19,7 +19,20 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 def run(func: Callable[P, R]) -> Callable[P, R]:
-    """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
+    """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added.
+
+    The state goes first. Raises what `func` raises, but for lost ranks and changed hosts.
+
+    Example:
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     while state.epoch < 3:
+        ...         state.epoch += 1
+        ...         state.commit()
+        ...     return state.epoch
+        >>> train(hvd.elastic.TensorFlowState([tf.Variable(0.0)], epoch=0))
+        3
+    """
     return run_fn(_translated(func), restart)
 
 
@@ -56,7 +69,19 @@ def is_lost_collective(error: tf.errors.OpError) -> bool:
 
 
 class TensorFlowKerasState(ObjectState):
-    """A Keras model and its optimizer, and plain values."""
+    """A Keras model, its optimizer (the model's, unless given) and plain values, as attributes.
+
+    `commit()` saves them in memory and looks whether hosts have changed; `restore()` goes back to the last commit;
+    `sync()` takes over what rank 0 has. Raises `ValueError` for a model that is not built.
+
+    Example:
+        >>> model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        >>> state = hvd.elastic.TensorFlowKerasState(model, tf.keras.optimizers.SGD(0.1), epoch=0)
+        >>> state.epoch = 1
+        >>> state.restore()
+        >>> state.epoch
+        0
+    """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         self.model = model
@@ -110,7 +135,18 @@ def _is_built(model: Any) -> bool:
 
 
 class TensorFlowState(ObjectState):
-    """Variables, all global ones by default, and plain values."""
+    """Variables, all global ones by default, and plain values, as attributes.
+
+    `commit`, `restore` and `sync` are those of `TensorFlowKerasState`. `session` is for graphs of TensorFlow 1's style.
+
+    Example:
+        >>> weight = tf.Variable(1.0)
+        >>> state = hvd.elastic.TensorFlowState([weight], epoch=0)
+        >>> _ = weight.assign(2.0)
+        >>> state.restore()
+        >>> float(weight)
+        1.0
+    """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
         self.variables = list(variables) if variables is not None else tf.compat.v1.global_variables()

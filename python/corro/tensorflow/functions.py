@@ -33,7 +33,16 @@ def tf_variable(variable: Any) -> Any:
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: AnySet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Gives the variables root's values, on every rank: at once in eager execution, else by the operation it returns."""
+    """Gives the variables the values of `root_rank`: at once in eager execution, else by the operation it returns.
+
+    `inplace` uses `broadcast_`.
+
+    Example:
+        >>> variable = tf.Variable([float(hvd.rank())])
+        >>> hvd.broadcast_variables([variable], root_rank=1)
+        >>> variable.numpy()
+        array([1.], dtype=float32)
+    """
     variables = list(variables)
     if inplace:
         values = broadcast_([tf_variable(variable) for variable in variables], root_rank, process_set=process_set)
@@ -46,7 +55,20 @@ def broadcast_variables(
 
 @as_it_is
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that gives all global variables of the default graph root's values."""
+    """In a graph of TensorFlow 1's style: the operation that gives all global variables the values of `root_rank`.
+
+    Raises `RuntimeError` in eager execution, which has no list of all variables.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     variable = tf.compat.v1.get_variable("v", initializer=float(hvd.rank()))
+        ...     everywhere = hvd.broadcast_global_variables(root_rank=1)
+        ...     with tf.compat.v1.Session() as session:
+        ...         session.run(tf.compat.v1.global_variables_initializer())
+        ...         session.run(everywhere)
+        ...         print(session.run(variable))
+        1.0
+    """
     if tf.executing_eagerly():
         raise RuntimeError(
             "hvd.broadcast_global_variables() does not support eager execution. Use hvd.broadcast_variables"
@@ -56,7 +78,16 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Broadcasts all global variables when a session has been created, so that every rank starts alike."""
+    """For sessions of TensorFlow 1's style: gives all global variables the values of `root_rank` when the session begins.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     variable = tf.compat.v1.get_variable("v", initializer=float(hvd.rank()))
+        ...     hook = hvd.BroadcastGlobalVariablesHook(root_rank=1)
+        ...     with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        ...         print(session.run(variable))
+        1.0
+    """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
@@ -81,19 +112,35 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Root's object, on every rank."""
+    """The object of `root_rank`, on every rank. Any that cloudpickle can pickle. `session` is not needed.
+
+    Example:
+        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None, root_rank=0)
+        {'epoch': 3}
+    """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function that broadcasts its argument."""
+    """A function that broadcasts its argument: `broadcast_object` with all else given.
+
+    Example:
+        >>> from_rank_0 = hvd.broadcast_object_fn(root_rank=0)
+        >>> from_rank_0(hvd.rank())
+        0
+    """
     return lambda obj: objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(
     obj: T, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
-    """The objects of all ranks, in rank order."""
+    """The objects of all ranks, in rank order. Any that cloudpickle can pickle. `session` is not needed.
+
+    Example:
+        >>> hvd.allgather_object(f"I am {hvd.rank()}")
+        ['I am 0', 'I am 1']
+    """
     return objects.allgather_object(obj, name, process_set)

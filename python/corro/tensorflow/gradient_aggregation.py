@@ -9,10 +9,18 @@ import tensorflow as tf
 
 
 class LocalGradientAggregationHelper:
-    """Adds gradients up in variables, in graphs and eagerly.
+    """Adds gradients up in variables, in graphs and eagerly. `DistributedOptimizer(backward_passes_per_step=k)` uses it.
 
     `allreduce_func(gradients, variables)` is called for every k-th list of gradients; the other lists come back as
-    the sums so far, and `apply_gradients` leaves the variables alone.
+    the sums so far, and `apply_gradients` leaves the variables alone. Raises `ValueError` for k below 1.
+
+    Example:
+        >>> helper = hvd.LocalGradientAggregationHelper(2, lambda gradients, variables: gradients)
+        >>> weight = tf.Variable(1.0)
+        >>> for _ in range(2):
+        ...     (total,) = helper.compute_gradients([tf.constant(1.5)], [weight])
+        >>> float(total)
+        3.0
     """
 
     _OPTIMIZER_TYPE_KERAS = "optimizer_type_keras"

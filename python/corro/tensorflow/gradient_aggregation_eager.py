@@ -10,7 +10,12 @@ from corro.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
-    """Adds gradients up in variables; see `LocalGradientAggregationHelper`."""
+    """`LocalGradientAggregationHelper` under the name it has for eager optimizers.
+
+    Example:
+        >>> helper = hvd.LocalGradientAggregationHelperEager(2, lambda gradients, variables: gradients)
+        >>> (total,) = helper.compute_gradients([tf.constant(1.5)], [tf.Variable(1.0)])
+    """
 
     def __init__(
         self,

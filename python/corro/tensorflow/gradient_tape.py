@@ -75,7 +75,19 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> DistributedTape:
-    """A tape like `gradtape`, which goes on being it, whose `gradient` reduces over all ranks."""
+    """A tape like `gradtape`, which goes on being it, whose `gradient` reduces over all ranks.
+
+    `op`, `groups`, `compression`, `sparse_as_dense` and `gradient_predivide_factor` are those of `DistributedOptimizer`.
+    `tape.register_local_source(variable)` leaves the gradient of a variable to each rank.
+
+    Example:
+        >>> weight = tf.Variable(1.0)
+        >>> with tf.GradientTape() as tape:
+        ...     loss = weight * hvd.rank()
+        >>> tape = hvd.DistributedGradientTape(tape)
+        >>> float(tape.gradient(loss, [weight])[0])
+        0.5
+    """
     groups = checked_groups(groups, num_groups)
     options = (device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor)
     return _distributed(gradtape, Reduction(*options, groups, process_set, scale_local_gradients))
@@ -103,7 +115,15 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> DistributedTape:
-    """As `DistributedGradientTape`, but the weights of some layers are each rank's own."""
+    """A `DistributedGradientTape` that leaves the weights of `local_layers` to each rank.
+
+    Example:
+        >>> layer = tf.keras.layers.Dense(1, use_bias=False)
+        >>> with tf.GradientTape() as tape:
+        ...     loss = layer(tf.fill([1, 1], float(hvd.rank())))
+        >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=[layer])
+        >>> gradients = tape.gradient(loss, layer.trainable_weights)
+    """
     layers = layers_of(local_layers)
     tape = DistributedGradientTape(
         *(gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor),

@@ -111,15 +111,32 @@ _basics = HorovodBasics()
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """The reduce op that `op` and its predecessor `average` ask for."""
+    """The reduce op that `op` and its predecessor `average` ask for. Raises `ValueError` if both are given.
+
+    Example:
+        >>> hvd.handle_average_backwards_compatibility(op=hvd.Sum, average=None) == hvd.Sum
+        True
+    """
     return arguments.reduction(op, average, global_process_set)
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether the number is a power of two. Adasum does not need that here.
+
+    Example:
+        >>> hvd.check_num_rank_power_of_2(4), hvd.check_num_rank_power_of_2(6)
+        (True, False)
+    """
     return num_rank_is_power_2(num_rank)
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Whether operations run on a GPU: not yet. For scripts that ask Horovod.
+
+    Example:
+        >>> hvd.gpu_available()
+        False
+    """
     return bool(basics.cuda_built() or basics.rocm_built())
 
 
@@ -228,7 +245,14 @@ def _grouped_allreduce(
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: AnySet = global_process_set
 ) -> Any:
-    """The tensors of all ranks, one behind the other along the first dimension, in which they may differ."""
+    """The tensors of all ranks, one behind the other along the first dimension, in which they may differ. In rank order.
+
+    Differentiable. `ignore_name_scope` leaves the name scope out of the name by which ranks find each other's tensors.
+
+    Example:
+        >>> hvd.allgather(tf.constant([hvd.rank()])).numpy()
+        array([0, 1], dtype=int32)
+    """
     tensor = _tensor(tensor)
     _xla.refuse("allgather")
     return library.horovod_allgather(
@@ -243,7 +267,12 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: AnySet = global_process_set,
 ) -> list[Any]:
-    """Allgathers that complete together."""
+    """`allgather` of several tensors as one operation: none is ready before all are.
+
+    Example:
+        >>> [whole.numpy() for whole in hvd.grouped_allgather([tf.constant([hvd.rank()]), tf.constant([7])])]
+        [array([0, 1], dtype=int32), array([7, 7], dtype=int32)]
+    """
     if not tensors:
         return list(tensors)
     tensors = [_tensor(tensor) for tensor in tensors]
@@ -261,7 +290,12 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: AnySet = global_process_set,
 ) -> Any:
-    """Root's tensor, on every rank."""
+    """The tensor of rank `root_rank`, on every rank. All give a tensor of the same shape and dtype. Differentiable.
+
+    Example:
+        >>> hvd.broadcast(tf.constant([hvd.rank()]), root_rank=1).numpy()
+        array([1], dtype=int32)
+    """
     tensor = _tensor(tensor)
     if _xla.compiling():
         return _xla.broadcast(tensor, root_rank, name, process_set)
@@ -277,7 +311,14 @@ def broadcast(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: AnySet = global_process_set
 ) -> list[Any]:
-    """Gives the variables root's values, on every rank; returns the new values."""
+    """Gives the variables the values of `root_rank`, on every rank. Returns the new values.
+
+    Example:
+        >>> variable = tf.Variable([float(hvd.rank())])
+        >>> new = hvd.broadcast_([variable], root_rank=1)
+        >>> variable.numpy()
+        array([1.], dtype=float32)
+    """
     from corro.tensorflow.functions import tf_variable
 
     variables = [tf_variable(variable) for variable in variables]
@@ -302,7 +343,12 @@ def alltoall(
 ) -> Any:
     """Sends a block of rows to each rank, and gives what all ranks sent here, in rank order.
 
-    `splits` says how many rows go to each rank; then the result is a pair with how many came from each.
+    `splits` says how many rows go to each rank; then the result is a pair: the rows, and how many came from each rank.
+    Without it all ranks get equally many. Differentiable. Raises `ValueError` for splits that do not fit.
+
+    Example:
+        >>> hvd.alltoall(tf.constant([hvd.rank()] * 2)).numpy()
+        array([0, 1], dtype=int32)
     """
     tensor = _tensor(tensor)
     try:
@@ -366,7 +412,12 @@ def _grouped_reducescatter(
 def join() -> Any:
     """This rank has no more data: it takes part in the others' allreduces with zeros until all have joined.
 
-    Gives the rank that came last.
+    Gives the rank that came last, as a tensor.
+
+    Example:
+        >>> last = hvd.join()
+        >>> 0 <= int(last) < hvd.size()
+        True
     """
     _xla.refuse("join")
     return library.horovod_join(eager=tf.executing_eagerly())
@@ -374,41 +425,70 @@ def join() -> Any:
 
 @as_it_is
 def barrier(process_set: AnySet = global_process_set) -> Any:
-    """Waits until all ranks of the set are here."""
+    """Waits until all ranks of the set are here. In a graph, returns the operation that waits.
+
+    Example:
+        >>> _ = hvd.barrier()
+    """
     _xla.refuse("barrier")
     return library.horovod_barrier(eager=tf.executing_eagerly(), **_where(process_set))
 
 
 @as_it_is
 def rank_op(name: str | None = None) -> Any:
-    """`rank()` when the graph runs, so that it follows an elastic change of the ranks."""
+    """`rank()` as a tensor, read when the graph runs, so that it follows an elastic change of the ranks.
+
+    Example:
+        >>> int(hvd.rank_op()) == hvd.rank()
+        True
+    """
     _xla.refuse("rank_op")
     return library.horovod_rank(name=name)
 
 
 @as_it_is
 def local_rank_op(name: str | None = None) -> Any:
-    """`local_rank()` when the graph runs."""
+    """`local_rank()` as a tensor, read when the graph runs.
+
+    Example:
+        >>> int(hvd.local_rank_op()) == hvd.local_rank()
+        True
+    """
     _xla.refuse("local_rank_op")
     return library.horovod_local_rank(name=name)
 
 
 @as_it_is
 def size_op(process_set_id: Any = 0, name: str | None = None) -> Any:
-    """The size of a process set when the graph runs."""
+    """The number of ranks of a process set as a tensor, read when the graph runs.
+
+    Example:
+        >>> int(hvd.size_op())
+        2
+    """
     _xla.refuse("size_op")
     return library.horovod_size(name=name, **_where(process_set_id))
 
 
 @as_it_is
 def local_size_op(name: str | None = None) -> Any:
-    """`local_size()` when the graph runs."""
+    """`local_size()` as a tensor, read when the graph runs.
+
+    Example:
+        >>> int(hvd.local_size_op())
+        2
+    """
     _xla.refuse("local_size_op")
     return library.horovod_local_size(name=name)
 
 
 @as_it_is
 def process_set_included_op(process_set_id: Any = 0, name: str | None = None) -> Any:
-    """1 if this rank belongs to the process set when the graph runs, else 0."""
+    """1 if this rank belongs to the process set when the graph runs, else 0.
+
+    Example:
+        >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
+        1
+    """
     _xla.refuse("process_set_included_op")
     return library.horovod_process_set_included(name=name, **_where(process_set_id))

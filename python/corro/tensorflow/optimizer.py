@@ -159,7 +159,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """An optimizer that reduces the gradients over all ranks before it applies them.
 
-    `optimizer` is one of `tf.compat.v1.train` or one of Keras.
+    `optimizer` is one of `tf.compat.v1.train` or one of Keras; for another, `ValueError`. `op` is Average, Sum or
+    Adasum (not with Keras); `backward_passes_per_step` adds up as many passes before it reduces, and
+    `average_aggregated_gradients` divides by their number; `groups` reduces gradients together; `sparse_as_dense` makes
+    sparse ones dense.
+
+    Example:
+        >>> optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
+        >>> weight = tf.Variable([1.0])
+        >>> _ = optimizer.apply_gradients([(tf.constant([2.0 * hvd.rank()]), weight)])
+        >>> weight.numpy()
+        array([0.9], dtype=float32)
     """
     check_predivide(gradient_predivide_factor, op)
     if op == Adasum and average_aggregated_gradients:

@@ -12,7 +12,16 @@ from corro.tensorflow.mpi_ops import _allreduce
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
-    """Keras' layer, whose means and variances are averaged over the ranks. Every rank has the same weight."""
+    """Keras' `BatchNormalization`, whose means and variances are averaged over the ranks. Every rank has the same weight.
+
+    Arguments are those of Keras' layer. Raises `ValueError` for `fused=True`.
+
+    Example:
+        >>> layer = hvd.SyncBatchNormalization(momentum=0.0)
+        >>> _ = layer(tf.fill([4, 1], float(hvd.rank())), training=True)
+        >>> layer.moving_mean.numpy()
+        array([0.5], dtype=float32)
+    """
 
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
         if fused in (True, None):

@@ -41,14 +41,25 @@ def on_device(name: str) -> AbstractContextManager[Any]:
 
 
 def vars_to_refs(variables: Iterable[Any]) -> tuple[Any, ...]:
-    """Variables as keys of dictionaries; anything else stays as it is."""
+    """Variables as keys of dictionaries, by `tf.Variable.ref`; anything else stays as it is.
+
+    Example:
+        >>> weight = tf.Variable(1.0)
+        >>> local_gradient_of = {hvd.vars_to_refs([weight]): 0.5}
+    """
     return tuple(
         vars_to_refs(v) if isinstance(v, (list, tuple)) else v.ref() if hasattr(v, "ref") else v for v in variables
     )
 
 
 def refs_to_vars(references: Iterable[Any]) -> list[Any]:
-    """The opposite of `vars_to_refs`."""
+    """The opposite of `vars_to_refs`.
+
+    Example:
+        >>> weight = tf.Variable(1.0)
+        >>> hvd.refs_to_vars(hvd.vars_to_refs([weight]))[0] is weight
+        True
+    """
     return [
         refs_to_vars(r) if isinstance(r, (list, tuple)) else r.deref() if hasattr(r, "deref") else r for r in references
     ]

@@ -30,7 +30,14 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """`allreduce` of every tensor, as one operation."""
+    """`allreduce` of several tensors as one operation: none is ready before all are. Arguments as for `allreduce`.
+
+    Raises `ValueError` for an empty list.
+
+    Example:
+        >>> hvd.grouped_allreduce([torch.ones(1), torch.ones(2)], op=hvd.Sum)
+        [tensor([2.]), tensor([2., 2.])]
+    """
     op = reduction(op, average, process_set)
     packed = [compression.compress(tensor) for tensor in non_empty(tensors)]
     inputs = [tensor for tensor, _ in packed]
@@ -53,6 +60,13 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
+    """Starts a `grouped_allreduce` and gives one handle for all of its tensors.
+
+    Example:
+        >>> handle = hvd.grouped_allreduce_async([torch.ones(1), torch.ones(2)], op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        (tensor([2.]), tensor([2., 2.]))
+    """
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     return _eager.group_into_new_async("allreduce", non_empty(tensors), process_set, name, *numbers)
 
@@ -66,6 +80,13 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
+    """`grouped_allreduce` in place: the tensors themselves get the results, and are given back.
+
+    Example:
+        >>> tensors = [torch.ones(1), torch.ones(2)]
+        >>> hvd.grouped_allreduce_(tensors, op=hvd.Sum)
+        (tensor([2.]), tensor([2., 2.]))
+    """
     handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
     return wait(handle)
 
@@ -79,6 +100,14 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
+    """Starts a `grouped_allreduce_` and gives one handle. Leave the tensors alone until `synchronize`.
+
+    Example:
+        >>> tensors = [torch.ones(1), torch.ones(2)]
+        >>> handle = hvd.grouped_allreduce_async_(tensors, op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        (tensor([2.]), tensor([2., 2.]))
+    """
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
     return _eager.group_in_place_async("allreduce", non_empty(tensors), process_set, name, *numbers)
 
@@ -86,7 +115,12 @@ def grouped_allreduce_async_(
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
-    """`allgather` of every tensor, as one operation."""
+    """`allgather` of several tensors as one operation.
+
+    Example:
+        >>> hvd.grouped_allgather([torch.tensor([hvd.rank()]), torch.tensor([7])])
+        (tensor([0, 1]), tensor([7, 7]))
+    """
     tensors = non_empty(tensors)
     if _differentiable(tensors):
         return _autograd.GroupedAllgather.apply(process_set, name, *tensors)
@@ -96,6 +130,13 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
+    """Starts a `grouped_allgather` and gives one handle for all of its tensors.
+
+    Example:
+        >>> handle = hvd.grouped_allgather_async([torch.tensor([hvd.rank()]), torch.tensor([7])])
+        >>> hvd.synchronize(handle)
+        (tensor([0, 1]), tensor([7, 7]))
+    """
     return _eager.group_resized_async("allgather", non_empty(tensors), process_set, name)
 
 
@@ -108,7 +149,12 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """`reducescatter` of every tensor, as one operation."""
+    """`reducescatter` of several tensors as one operation.
+
+    Example:
+        >>> hvd.grouped_reducescatter([torch.ones(2), torch.ones(4)], op=hvd.Sum)
+        [tensor([2.]), tensor([2., 2.])]
+    """
     op = scatter_reduction(op)
     packed = [compression.compress(tensor) for tensor in _with_rows(tensors)]
     inputs = [tensor for tensor, _ in packed]
@@ -128,6 +174,13 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
+    """Starts a `grouped_reducescatter` and gives one handle for all of its tensors.
+
+    Example:
+        >>> handle = hvd.grouped_reducescatter_async([torch.ones(2), torch.ones(4)], op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        (tensor([2.]), tensor([2., 2.]))
+    """
     numbers = (scatter_reduction(op), prescale_factor, postscale_factor)
     return _eager.group_resized_async("reducescatter", _with_rows(tensors), process_set, name, *numbers)
 

@@ -24,7 +24,13 @@ def shared_empty(
 
     `allreduce_` of such a tensor (1 MiB and more) copies nothing: about three times as fast as from private memory. All
     ranks of the set must call this, in the same order and with the same size. Where they are not all on one host it is
-    an ordinary tensor. For a few large tensors that live long; each call makes memory of its own.
+    an ordinary tensor. For a few large tensors that live long; each call makes memory of its own. Raises `ValueError` for a
+    dtype that can't be reduced.
+
+    Example:
+        >>> tensor = hvd.shared_empty(2, dtype=torch.float32).fill_(1)
+        >>> hvd.allreduce_(tensor, op=hvd.Sum)
+        tensor([2., 2.])
     """
     shape = torch.Size(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size)
     dtype = dtype or torch.get_default_dtype()

@@ -18,10 +18,14 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Overwrites the tensors on every rank with those of `root_rank`.
+    """Overwrites the tensors on every rank with those of `root_rank`, so that all start from the same weights.
 
-    `params` is a dict, such as `model.state_dict()`, or a list of (name, tensor), such as
-    `list(model.named_parameters())`.
+    `params` is a dict, such as `model.state_dict()`, or a list of (name, tensor), such as `list(model.named_parameters())`.
+    Raises `ValueError` for anything else.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)  # random, and different on each rank
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     if isinstance(params, Mapping):
         named: Iterable[tuple[str | None, Any]] = sorted(params.items())
@@ -44,11 +48,19 @@ def _broadcast_all(named: list[tuple[str | None, Any]], root_rank: int) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Gives every rank the optimizer state and options (learning rate and the like) of `root_rank`.
+    """Gives every rank the state and options (learning rate and the like) of the optimizer on `root_rank`.
 
     Root first says what its state looks like, so that the others need none of their own. Where there is no state yet it
     is made, by a step with gradients of zero that leaves the parameters alone: as with Horovod, a script finds gradients
-    and state after this call. `model` helps with that if it has embeddings whose gradients are sparse.
+    and state after this call. `model` helps with that if it has embeddings whose gradients are sparse. Raises `ValueError`
+    for `torch.optim.LBFGS`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if hvd.rank() == 0 else 0.5)
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        >>> optimizer.param_groups[0]["lr"]
+        0.1
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         # Its state is a history of closures' results; ranks of it can differ in length at any time.

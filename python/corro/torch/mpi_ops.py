@@ -138,7 +138,17 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduces the tensor over all ranks of the set into a new one; Average unless `op` says otherwise."""
+    """Reduces the tensor over all ranks into a new one, of the same shape on all ranks; averages unless `op` says otherwise.
+
+    `op` is Average, Sum, Min, Max, Product or Adasum; `average` is its deprecated form. The input is multiplied by
+    `prescale_factor`, the result by `postscale_factor`. `compression` says what travels, such as `hvd.Compression.fp16`.
+    Ranks find each other's tensors by `name`; without names by their order. `process_set` are the ranks that take part.
+    Differentiable. Raises `HorovodInternalError` if ranks disagree about shape, dtype or op, or if one is lost.
+
+    Example:
+        >>> hvd.allreduce(torch.tensor([1.0, 2.0]), op=hvd.Sum)
+        tensor([2., 4.])
+    """
     op = reduction(op, average, process_set)
     packed, context = compression.compress(tensor)
     if is_compiling():
@@ -159,6 +169,13 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
+    """Starts an `allreduce` and gives a handle, for `poll` and `synchronize`.
+
+    Example:
+        >>> handle = hvd.allreduce_async(torch.tensor([1.0, 2.0]), op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        tensor([2., 4.])
+    """
     op = reduction(op, average, process_set)
     return _eager.into_new_async("allreduce", tensor, process_set, name, op, prescale_factor, postscale_factor)
 
@@ -172,6 +189,15 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
+    """`allreduce` in place: the tensor itself gets the result, and is given back.
+
+    Example:
+        >>> tensor = torch.tensor([1.0, 2.0])
+        >>> hvd.allreduce_(tensor, op=hvd.Sum) is tensor
+        True
+        >>> tensor
+        tensor([2., 4.])
+    """
     op = reduction(op, average, process_set)
     if is_compiling():
         return _compiled.allreduce_(tensor, process_set, name, op, prescale_factor, postscale_factor)
@@ -187,6 +213,14 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
+    """Starts an `allreduce_` and gives a handle. Leave the tensor alone until `synchronize`.
+
+    Example:
+        >>> tensor = torch.tensor([1.0, 2.0])
+        >>> handle = hvd.allreduce_async_(tensor, op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        tensor([2., 4.])
+    """
     op = reduction(op, average, process_set)
     return _eager.in_place_async("allreduce", tensor, process_set, name, op, prescale_factor, postscale_factor)
 
@@ -194,7 +228,14 @@ def allreduce_async_(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Gathers a sparse tensor's indices and values; the returned function waits and gives the sum as a sparse tensor."""
+    """Starts to reduce a sparse tensor, by Sum or Average. Gives a function that waits and gives the sparse result.
+
+    Example:
+        >>> tensor = torch.sparse_coo_tensor([[hvd.rank()]], [1.0], size=(2,))
+        >>> wait = hvd.sparse_allreduce_async(tensor, name="embedding", op=hvd.Sum)
+        >>> wait().to_dense()
+        tensor([1., 1.])
+    """
     tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
     indices = tensor.indices().t().contiguous()
     names = (None, None) if name is None else (f"{name}.indices", f"{name}.values")
@@ -217,7 +258,15 @@ def sparse_allreduce_async(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensors of all ranks, concatenated along the first dimension in rank order."""
+    """The tensors of all ranks, one behind the other along the first dimension, in the order of ranks.
+
+    They may differ in their first dimension only. Differentiable. Raises `IndexError` for a scalar, which has no first
+    dimension.
+
+    Example:
+        >>> hvd.allgather(torch.tensor([hvd.rank()]))
+        tensor([0, 1])
+    """
     if not tensor.shape:
         raise IndexError("allgather of a rank-zero tensor: a scalar has no first dimension; use tensor.reshape(1).")
     if is_compiling():
@@ -228,13 +277,27 @@ def allgather(
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Starts an `allgather` and gives a handle, for `poll` and `synchronize`.
+
+    Example:
+        >>> handle = hvd.allgather_async(torch.tensor([hvd.rank()]))
+        >>> hvd.synchronize(handle)
+        tensor([0, 1])
+    """
     return _eager.resized_async("allgather", tensor, process_set, name)
 
 
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """A new tensor with the elements that (global) rank `root_rank` has."""
+    """A new tensor with the elements that rank `root_rank` has (its number in the job, also with a `process_set`).
+
+    All ranks give a tensor of the same shape and dtype. Differentiable.
+
+    Example:
+        >>> hvd.broadcast(torch.tensor([hvd.rank()]), root_rank=1)
+        tensor([1])
+    """
     if is_compiling():
         return _compiled.broadcast(tensor, root_rank, process_set, name)
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -245,12 +308,28 @@ def broadcast(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
+    """Starts a `broadcast` and gives a handle, for `poll` and `synchronize`.
+
+    Example:
+        >>> handle = hvd.broadcast_async(torch.tensor([hvd.rank()]), root_rank=1)
+        >>> hvd.synchronize(handle)
+        tensor([1])
+    """
     return _eager.into_new_async("broadcast", tensor, process_set, name, Sum, 1.0, 1.0, root_rank)
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
+    """`broadcast` in place: the tensor itself gets the elements of `root_rank`, and is given back.
+
+    Example:
+        >>> tensor = torch.tensor([hvd.rank()])
+        >>> hvd.broadcast_(tensor, root_rank=1) is tensor
+        True
+        >>> tensor
+        tensor([1])
+    """
     if is_compiling():
         return _compiled.broadcast_(tensor, root_rank, process_set, name)
     return _eager.in_place("broadcast", tensor, process_set, name, Sum, 1.0, 1.0, root_rank)
@@ -259,6 +338,14 @@ def broadcast_(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
+    """Starts a `broadcast_` and gives a handle. Leave the tensor alone until `synchronize`.
+
+    Example:
+        >>> tensor = torch.tensor([hvd.rank()])
+        >>> handle = hvd.broadcast_async_(tensor, root_rank=1)
+        >>> hvd.synchronize(handle)
+        tensor([1])
+    """
     return _eager.in_place_async("broadcast", tensor, process_set, name, Sum, 1.0, 1.0, root_rank)
 
 
@@ -279,7 +366,19 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Sends consecutive rows to each rank; gives the rows received, and how many from whom if `splits` was given."""
+    """Sends some rows to each rank, and gives the rows received, in the order of ranks.
+
+    `splits[r]` rows go to rank r: the first ones to rank 0, and so on. Then the result is a pair: the rows, and how
+    many came from each rank. Without `splits` all ranks get equally many. Differentiable. Raises `ValueError` for
+    splits that do not fit.
+
+    Example:
+        >>> hvd.alltoall(torch.tensor([hvd.rank()] * 2))
+        tensor([0, 1])
+        >>> rows, received = hvd.alltoall(torch.tensor([hvd.rank()] * 2), splits=[1, 1])
+        >>> received
+        tensor([1, 1], dtype=torch.int32)
+    """
     if is_compiling():
         return _compiled.alltoall(tensor, splits, process_set, name)
     numbers, device = _splits(tensor, splits, process_set)
@@ -296,6 +395,14 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
+    """Starts an `alltoall` and gives a handle. `synchronize` gives the rows, and how many came from each rank.
+
+    Example:
+        >>> handle = hvd.alltoall_async(torch.tensor([hvd.rank()] * 2))
+        >>> rows, received = hvd.synchronize(handle)
+        >>> rows
+        tensor([0, 1])
+    """
     numbers, device = _splits(tensor, splits, process_set)
     return _eager.alltoall_async(tensor, numbers, device, process_set, name)
 
@@ -319,7 +426,14 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Reduces over all ranks and gives each its share of the rows."""
+    """Reduces over all ranks and gives each its share of the rows; the first ranks get one more if there is a rest.
+
+    `op` is Average or Sum. Differentiable. Raises `ValueError` for a scalar, which has no rows.
+
+    Example:
+        >>> hvd.reducescatter(torch.ones(2), op=hvd.Sum)
+        tensor([2.])
+    """
     op = scatter_reduction(op)
     require_rows("reducescatter", tensor.shape)
     packed, context = compression.compress(tensor)
@@ -340,13 +454,30 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
+    """Starts a `reducescatter` and gives a handle, for `poll` and `synchronize`.
+
+    Example:
+        >>> handle = hvd.reducescatter_async(torch.ones(2), op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        tensor([2.])
+    """
     op = scatter_reduction(op)
     require_rows("reducescatter", tensor.shape)
     return _eager.resized_async("reducescatter", tensor, process_set, name, op, prescale_factor, postscale_factor)
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data. It takes part with zeros until all have joined; gives the last to do so."""
+    """Says that this rank has no more data. It takes part with zeros until all have joined. Gives the last to do so.
+
+    `device` is accepted and not needed.
+
+    Example:
+        >>> for _ in range(1 + hvd.rank()):  # a batch more on rank 1
+        ...     _ = hvd.allreduce(torch.ones(1), op=hvd.Sum)
+        >>> last = hvd.join()
+        >>> 0 <= last < hvd.size()
+        True
+    """
     return _native.join()
 
 

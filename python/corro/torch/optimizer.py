@@ -41,8 +41,25 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Distributed:
     """The same optimizer, whose `step` works with gradients reduced over all ranks of the set.
 
-    The result is an instance of a subclass of the optimizer's class, with the same name, and shares its parameter
-    groups and state. Gradients are reduced while backward is still running.
+    The result is an instance of a subclass of the optimizer's class, with the same name, and shares its parameter groups and
+    state. Gradients are reduced while backward is still running, and final when it returns.
+
+    `named_parameters` (`model.named_parameters()`) gives the names for messages. `op` is Average, Sum or Adasum;
+    `backward_passes_per_step` adds up as many backward passes before it reduces; `groups` reduces parameters together, by
+    number of groups or by lists. `gradient_predivide_factor` divides by as much before the sum and by the rest after it.
+    `sparse_as_dense` makes sparse gradients dense. Raises `ValueError` for names that are missing or come twice.
+
+    New methods: `synchronize()` waits for all gradients, `skip_synchronize()` is for a `step` after it, `no_sync()` for
+    batches whose gradients only add up, `set_backward_passes_per_step(n)`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        >>> loss = model(torch.randn(8, 2)).square().mean()  # each rank's own data
+        >>> loss.backward()
+        >>> optimizer.step()
     """
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")

@@ -14,7 +14,16 @@ from corro.torch import _eager
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Takes the place of `torch.nn.BatchNorm*d`: while training, mean and variance are those of all ranks' samples."""
+    """Takes the place of `torch.nn.BatchNorm1d`, `2d` and `3d`, with their arguments.
+
+    While training, mean and variance are those of all ranks' samples. On the CPU and on GPUs.
+
+    Example:
+        >>> layer = hvd.SyncBatchNorm(1)
+        >>> output = layer(torch.full((4, 1), float(hvd.rank())))
+        >>> layer.running_mean
+        tensor([0.0500])
+    """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name
         if input.dim() < 2:

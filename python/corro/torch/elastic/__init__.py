@@ -12,5 +12,18 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 def run(func: Callable[P, R]) -> Callable[P, R]:
-    """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added."""
+    """Decorates `func(state, ...)`: it is started again, from the last commit, when ranks are lost or added.
+
+    The state goes first. Raises what `func` raises, but for lost ranks and changed hosts.
+
+    Example:
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     while state.epoch < 3:
+        ...         state.epoch += 1
+        ...         state.commit()
+        ...     return state.epoch
+        >>> train(hvd.elastic.TorchState(epoch=0))
+        3
+    """
     return run_fn(func, restart)

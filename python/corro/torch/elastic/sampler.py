@@ -20,6 +20,16 @@ class ElasticSampler(torch.utils.data.Sampler):
 
     At the end of an epoch a few samples are repeated if the ranks would not get equally many otherwise. With `pad=False`
     they are not; then some ranks may have a batch less than others, and should call `hvd.join()` at the end of the epoch.
+
+    Example:
+        >>> dataset = list(range(8))
+        >>> sampler = hvd.elastic.ElasticSampler(dataset, shuffle=False)
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=2, sampler=sampler)
+        >>> for number, batch in enumerate(loader):
+        ...     sampler.record_batch(number, batch_size=2)
+        >>> sampler.set_epoch(1)
+        >>> len(sampler)
+        4
     """
 
     def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0, pad: bool = True) -> None:
@@ -67,12 +77,14 @@ class ElasticSampler(torch.utils.data.Sampler):
             self.processed_indices = set().union(*allgather_object(self.processed_indices, "elastic.sampler"))
 
     def state_dict(self) -> dict[str, Any]:
+        """What has been processed, for a checkpoint."""
         state: dict[str, Any] = {"epoch": self.epoch, "processed_num": self.processed_num}
         if self.processed_indices:
             state["processed_indices"] = sorted(self.processed_indices)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was taken, with the ranks there are now."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.processed_indices = set(state_dict.get("processed_indices", ()))

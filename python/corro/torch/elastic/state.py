@@ -87,9 +87,18 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
 
 
 class TorchState(ObjectState):
-    """Model, optimizer, schedulers, samplers and plain values of a training.
+    """Model, optimizer, schedulers, samplers and plain values of a training, as attributes.
 
-    >>> state = TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0)
+    `commit()` saves them all in memory and looks whether hosts have changed; `restore()` goes back to the last commit;
+    `sync()` takes over what rank 0 has. `hvd.elastic.run` calls the last two.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> state = hvd.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), epoch=0)
+        >>> state.epoch = 1
+        >>> state.restore()
+        >>> state.epoch
+        0
     """
 
     def __init__(
