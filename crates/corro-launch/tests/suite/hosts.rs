@@ -192,10 +192,10 @@ fn with_tls_no_tensor_byte_is_on_the_wire() {
 fn a_reader_that_pauses_loses_no_host() {
     let Some(hosts) = hosts("a_reader_that_pauses_loses_no_host", 2) else { return };
     let flood = "i=0; while [ $i -lt 20000 ]; do echo 0123456789012345678901234567890123456789012345678901234567890; i=$((i+1)); done";
-    let mut command = hosts.run_command(&["-H", "10.78.0.1:1,10.78.0.2:1", "--host-timeout", "1", "sh", "-c", flood]);
+    let mut command = hosts.run_command(&["-H", "10.78.0.1:1,10.78.0.2:1", "--host-timeout", "4", "sh", "-c", flood]);
     let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
     // Much longer than the host may be silent; but it is we who do not listen.
-    std::thread::sleep(Duration::from_secs(4));
+    std::thread::sleep(Duration::from_secs(8));
     let mut all = Vec::new();
     std::io::Read::read_to_end(child.stdout.as_mut().unwrap(), &mut all).unwrap();
     assert_eq!(support::wait(&mut child, support::HANG_LIMIT).code(), Some(0));

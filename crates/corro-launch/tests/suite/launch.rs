@@ -172,7 +172,7 @@ fn a_stopped_agent_holds_up_no_job() {
         let script = Script::new(&format!("setsid sleep 300 & echo ready; {rest}"));
         let words = [vec!["-np", "2", "--host-timeout", "2"], script.words()].concat();
         let mut command = run_command(&words);
-        let mut running = Running::start(command.env("TEST_MARK", &script.mark).env("FIFO", &fifo));
+        let running = Running::start(command.env("TEST_MARK", &script.mark).env("FIFO", &fifo));
         running.wait_for("ready");
         support::kill(agent_of(&running), "STOP");
         // Whoever reads from it reads its end, and ends.

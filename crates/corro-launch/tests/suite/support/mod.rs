@@ -214,7 +214,8 @@ pub(crate) fn training() -> &'static str {
         let folder = corro().parent().unwrap();
         let program = folder.join("corro-example");
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "corro-example", "--manifest-path"]);
+        // With the features of all crates, as the tests were built: alone it would have others, and all be compiled anew.
+        build.args(["build", "--quiet", "--workspace", "--bin", "corro-example", "--manifest-path"]);
         build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
         build.arg("--target-dir").arg(folder.parent().unwrap());
         // What cargo tells a test about its package would make the inner cargo build everything anew, and then the outer.
