@@ -133,6 +133,7 @@ deep: fuzz sanitize audit sdist ## longer: fuzzing, sanitizers, source packages,
 	scripts/python_install new
 	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
 	CORRO_TEST_THOROUGH=1 python3 scripts/rust_test.py conformance
+	CORRO_TEST_THOROUGH=1 scripts/python_test tf
 	CORRO_TEST_SCHEDULES=300000 python3 scripts/rust_test.py /races -- --release
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
 		$(CARGO) +nightly miri test -p corro-transport ring; \

@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 
 collect_ignore_glob = {
@@ -9,3 +11,13 @@ collect_ignore_glob = {
     # What no framework is needed for has been tested with torch.
     "tensorflow": ["*test_torch*.py", "*test_alone.py", "*test_rules.py", "*test_jobs.py", "*test_elastic*.py"],
 }[FRAMEWORK]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that may take longest come first: several run at a time, and none should be left alone at the end."""
+
+    def limit(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("timeout")
+        return marker.args[0] if marker else 0
+
+    items.sort(key=limit, reverse=True)

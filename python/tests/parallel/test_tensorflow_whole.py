@@ -80,11 +80,11 @@ def test_memory_does_not_grow():
             hvd.allreduce(x, op=hvd.Max)
             hvd.allgather(x, name="named")
 
-    rounds(800)
+    rounds(400)
     before = resident()
-    rounds(2400)
+    rounds(1200)
     grown = resident() - before
-    assert grown < 4_000_000, f"{grown} bytes more after 12000 operations"
+    assert grown < 2_000_000, f"{grown} bytes more after 6000 operations"
 
 
 def test_horovods_names():
