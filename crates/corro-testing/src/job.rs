@@ -130,12 +130,14 @@ impl<'a> Plan<'a> {
     }
 
     /// Sets the environment of each rank.
+    #[must_use]
     pub fn adapt(mut self, adapt: impl Fn(usize, &mut Command) + 'a) -> Self {
         self.adapt = Box::new(adapt);
         self
     }
 
     /// Gives each rank a host of its own, so that only TCP leads from one to the other.
+    #[must_use]
     pub fn apart(self) -> Self {
         self.adapt(|rank, command| {
             command.env("CORRO_HOSTNAME", format!("host{rank}"));
@@ -143,6 +145,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Leaves one rank out.
+    #[must_use]
     pub fn without(mut self, rank: usize) -> Self {
         self.absent = Some(rank);
         self

@@ -1,5 +1,9 @@
 //! Pairwise coverage: most mistakes show when two particular values meet, whatever the others are.
 
+/// A column, and one of its values.
+type Choice = (usize, usize);
+type Pair = (Choice, Choice);
+
 /// Rows of choices such that any value of any column meets any value of any other column in some row.
 ///
 /// `columns[c]` is how many values column `c` has; a row gives one of them for each column. The number of rows grows with
@@ -8,9 +12,9 @@
 ///
 /// # Panics
 /// If what `skip` leaves out makes a row impossible.
-pub fn pairs(columns: &[usize], skip: impl Fn((usize, usize), (usize, usize)) -> bool) -> Vec<Vec<usize>> {
-    let clash = |a: (usize, usize), b: (usize, usize)| skip(a, b) || skip(b, a);
-    let mut missing: Vec<((usize, usize), (usize, usize))> = Vec::new();
+pub fn pairs(columns: &[usize], skip: impl Fn(Choice, Choice) -> bool) -> Vec<Vec<usize>> {
+    let clash = |a: Choice, b: Choice| skip(a, b) || skip(b, a);
+    let mut missing: Vec<Pair> = Vec::new();
     for (first, many) in columns.iter().enumerate() {
         for (second, others) in columns.iter().enumerate().skip(first + 1) {
             for value in 0..*many {
@@ -42,8 +46,8 @@ fn best(
     column: usize,
     many: usize,
     row: &[Option<usize>],
-    missing: &[((usize, usize), (usize, usize))],
-    clash: &impl Fn((usize, usize), (usize, usize)) -> bool,
+    missing: &[Pair],
+    clash: &impl Fn(Choice, Choice) -> bool,
     turn: usize,
 ) -> usize {
     let fits = |value: usize| {
@@ -52,7 +56,7 @@ fn best(
             .all(|(other, chosen)| chosen.is_none_or(|chosen| !clash((column, value), (other, chosen))))
     };
     let gain = |value: usize| {
-        let met = |(a, b): &((usize, usize), (usize, usize))| {
+        let met = |(a, b): &Pair| {
             *a == (column, value) && row[b.0] == Some(b.1) || *b == (column, value) && row[a.0] == Some(a.1)
         };
         missing.iter().filter(|pair| met(pair)).count()
@@ -88,7 +92,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_nowhere_and_all_else_is() {
-        let skip = |a: (usize, usize), b: (usize, usize)| a == (0, 1) && b == (1, 2);
+        let skip = |a: Choice, b: Choice| a == (0, 1) && b == (1, 2);
         let rows = pairs(&[3, 3, 2], skip);
         assert!(rows.iter().all(|row| (row[0], row[1]) != (1, 2)));
         for (a, b) in (0..3).flat_map(|a| (0..3).map(move |b| (a, b))).filter(|pair| *pair != (1, 2)) {

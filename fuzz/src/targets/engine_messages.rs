@@ -79,7 +79,7 @@ fn act(node: &mut Node, now: Duration) {
                 Action::Run(agreed) => drop(fusion::batches(&agreed, Rules::default().fusion)),
                 Action::Asked => node.answer("fuzzing".into(), false),
                 Action::Silent(member, _) => {
-                    node.lost(now, member, Error::peer_lost(Rank::new(member), "here", "silent"))
+                    node.lost(now, member, Error::peer_lost(Rank::new(member), "here", "silent"));
                 }
                 _ => {}
             }

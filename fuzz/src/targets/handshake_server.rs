@@ -10,8 +10,8 @@ use corro_transport::secret::Secret;
 pub fn run(bytes: &[u8]) {
     let Some((&mode, mut rest)) = bytes.split_first() else { return };
     let secret = Arc::new(Secret::from_bytes([1; 32]));
-    let serves = if mode & 1 == 0 { Serves::Rank(Rank::new(2)) } else { Serves::Store };
-    let mut server = Server::new(secret.clone(), serves, Binding::Plain);
+    let role = if mode & 1 == 0 { Serves::Rank(Rank::new(2)) } else { Serves::Store };
+    let mut server = Server::new(secret.clone(), role, Binding::Plain);
     if mode & 2 != 0 {
         let purpose = if mode & 4 == 0 {
             Purpose::Link {
