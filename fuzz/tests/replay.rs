@@ -27,8 +27,7 @@ fn every_seed_is_taken_without_a_panic() {
         assert!(seeds.len() >= 5, "{} has hardly any seeds: {}", target.name, seeds.len());
         for seed in seeds {
             if let Err(panic) = std::panic::catch_unwind(|| (target.run)(&seed)) {
-                let hex: String = seed.iter().map(|byte| format!("{byte:02x}")).collect();
-                eprintln!("{} fails with {hex}", target.name);
+                eprintln!("{} fails with {seed:02x?}", target.name);
                 std::panic::resume_unwind(panic);
             }
         }

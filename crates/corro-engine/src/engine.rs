@@ -110,7 +110,7 @@ impl Engine {
         &self.0.core.fabric.card(self.rank()).host
     }
 
-    /// On rank 0: logs what the user should know about the environment of this process, see [`crate::advice`]. For
+    /// On rank 0: logs what the user should know about the environment of this process, see `advice`. For
     /// programs to call once.
     pub fn review_environment(&self) {
         if self.rank() == Rank::ZERO {

@@ -1,7 +1,7 @@
 //! Who belongs to an elastic job, and what each process is in it.
 //!
 //! A job is a row of epochs. In each, every member has a rank; when one is lost, or members come and go, the epoch ends and the
-//! survivors meet in the next. [`Machine`] decides all of that and does nothing; the driver (`corro run`, or [`EmbeddedDriver`] where a
+//! survivors meet in the next. [`Machine`] decides all of that and does nothing; the driver (`corro run`, or [`embedded::EmbeddedDriver`] where a
 //! scheduler starts the processes) and the [`Client`] in each process do what it says.
 //!
 //! | module | holds |

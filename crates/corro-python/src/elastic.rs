@@ -16,8 +16,8 @@ use pyo3::exceptions::PySystemExit;
 use pyo3::prelude::*;
 
 use crate::error::exception;
-use crate::gate::outside;
 use crate::running::{Running, is_forked, running};
+use crate::without_gil::outside;
 
 /// How often a Python that waits for a seat is asked whether the user has pressed Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);

@@ -11,9 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::error::exception;
-use crate::gate::{Signals, outside};
 use crate::output::Output;
 use crate::running;
+use crate::without_gil::{Signals, outside};
 
 /// Horovod looks for work once in so long. Programs (its tests among them) take an operation that has ended when they ask
 /// right after submitting it for one that was not asynchronous, so the first to ask so early is told "not yet".

@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 
 use crate::departure;
 use crate::elastic;
-use crate::gate::outside;
 use crate::handles;
 use crate::running::{Running, about, change, engine, is_forked, running};
+use crate::without_gil::outside;
 
 /// How often this process has joined a job; ranks that meet must have done so equally often. Not in elastic jobs.
 static TIMES: AtomicU64 = AtomicU64::new(0);

@@ -5,24 +5,23 @@
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | [`gate`] | the one place where the GIL is released and panics are caught |
-//! | [`error`] | which error becomes which exception |
-//! | [`job`] | the engine of this process |
-//! | [`departure`] | why this process leaves its job |
-//! | [`elastic`] | its place in an elastic job |
-//! | [`names`] | what tensors are called |
-//! | [`ops`] | collectives |
-//! | [`objects`] | proofs that Python objects come from a rank as it sent them |
-//! | [`handles`] | operations in flight |
-//! | [`output`] | results in memory that the engine has allocated |
-//! | [`settings`] | knobs that Python code asks for |
-//! | [`starter`] | starting jobs, for `corro.runner` |
-//! | [`tensorflow`] | TensorFlow's operations |
+//! | `without_gil` | the one place where the GIL is released and panics are caught |
+//! | `error` | which error becomes which exception |
+//! | `job` | the engine of this process |
+//! | `departure` | why this process leaves its job |
+//! | `elastic` | its place in an elastic job |
+//! | `names` | what tensors are called |
+//! | `ops` | collectives |
+//! | `objects` | proofs that Python objects come from a rank as it sent them |
+//! | `handles` | operations in flight |
+//! | `output` | results in memory that the engine has allocated |
+//! | `settings` | knobs that Python code asks for |
+//! | `starter` | starting jobs, for `corro.runner` |
+//! | `tensorflow` | TensorFlow's operations |
 
 mod departure;
 mod elastic;
 mod error;
-mod gate;
 mod handles;
 mod job;
 mod names;
@@ -33,6 +32,7 @@ mod running;
 mod settings;
 mod starter;
 mod tensorflow;
+mod without_gil;
 
 use pyo3::prelude::*;
 

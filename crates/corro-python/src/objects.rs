@@ -12,9 +12,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::unregistered;
-use crate::gate::outside;
 use crate::job;
 use crate::running::engine;
+use crate::without_gil::outside;
 
 const PROOF: usize = 32;
 

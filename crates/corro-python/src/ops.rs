@@ -9,11 +9,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::error::{exception, unregistered};
-use crate::gate::{Signals, outside};
 use crate::handles::{self, Pending, Results};
 use crate::names::{self, Name};
 use crate::output::Output;
 use crate::running::engine;
+use crate::without_gil::{Signals, outside};
 
 /// What a front says about a tensor: a tuple of address, shape, dtype, device.
 struct View {

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::exception;
-use crate::gate::outside;
+use crate::without_gil::outside;
 
 /// How often a waiting Python is asked whether the user has pressed Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);

@@ -20,12 +20,12 @@
 mod api;
 mod done_callback;
 mod failure;
-mod helping;
 mod kernel;
 mod node;
 mod ops;
 mod output_memory;
 mod run;
+mod work_in_place;
 mod xla;
 
 use std::sync::{Mutex, OnceLock, PoisonError};

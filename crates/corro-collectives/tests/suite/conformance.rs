@@ -213,7 +213,7 @@ fn tcp_between_hosts_and_memory_inside() {
 fn several_streams_a_pair() {
     for transport in [Transport::Tcp, Transport::Tls] {
         let settings = Settings { streams: 3, ..support::settings() };
-        with_fabrics(transport, 3, settings, move |fabric| {
+        with_fabrics(transport, 3, &settings, move |fabric| {
             let mut group = Group::world(fabric).expect("opening the world");
             let len = 6_000_003;
             let mut data = sample(DType::U8, group.rank(), len);
@@ -230,7 +230,7 @@ fn several_streams_a_pair() {
 fn long_private_data_by_either_way() {
     for spin in [true, false] {
         let settings = Settings { spin: Some(spin), ..support::settings() };
-        with_fabrics(Transport::Shm, 3, settings, move |fabric| {
+        with_fabrics(Transport::Shm, 3, &settings, move |fabric| {
             let mut group = Group::world(fabric).expect("opening the world");
             for (dtype, len) in [(DType::F32, 4_300_007), (DType::U8, 7_000_001), (DType::BF16, 2_500_003)] {
                 let how = Reduction::new(dtype, ReduceOp::Sum);

@@ -76,21 +76,21 @@ fn check(fabric: &Arc<Fabric>, begins_at: impl Fn(usize) -> Option<usize>) {
 fn a_pool_gives_the_same_bits() {
     for transport in TRANSPORTS {
         for n in [2, 3, 5] {
-            with_fabrics(transport, n, settings(), |fabric| check(fabric, |_| Some(128)));
+            with_fabrics(transport, n, &settings(), |fabric| check(fabric, |_| Some(128)));
         }
     }
 }
 
 #[test]
 fn whoever_is_elsewhere_is_met_elsewhere() {
-    with_fabrics(Transport::Shm, 3, settings(), |fabric| check(fabric, |rank| (rank != 1).then_some(128)));
-    with_fabrics(Transport::Shm, 3, settings(), |fabric| check(fabric, |rank| Some(64 * rank)));
-    with_fabrics(Transport::Shm, 2, settings(), |fabric| check(fabric, |_| None));
+    with_fabrics(Transport::Shm, 3, &settings(), |fabric| check(fabric, |rank| (rank != 1).then_some(128)));
+    with_fabrics(Transport::Shm, 3, &settings(), |fabric| check(fabric, |rank| Some(64 * rank)));
+    with_fabrics(Transport::Shm, 2, &settings(), |fabric| check(fabric, |_| None));
 }
 
 #[test]
 fn a_pool_outlives_groups_and_a_part_of_one_member_can_go() {
-    with_fabrics(Transport::Shm, 2, settings(), |fabric| {
+    with_fabrics(Transport::Shm, 2, &settings(), |fabric| {
         let members = [0, 1].map(Rank::new);
         let how = Reduction::new(DType::U8, ReduceOp::Sum);
         let pool = fabric.pool(GroupId(77), &members, 2 << 20).unwrap().unwrap();
@@ -113,7 +113,7 @@ fn a_pool_outlives_groups_and_a_part_of_one_member_can_go() {
 
 #[test]
 fn there_is_none_between_hosts_or_alone() {
-    with_fabrics(Transport::ThreadsOnHosts, 3, settings(), |fabric| {
+    with_fabrics(Transport::ThreadsOnHosts, 3, &settings(), |fabric| {
         assert!(fabric.pool(GroupId(77), &[0, 1, 2].map(Rank::new), 1024).unwrap().is_none());
         assert!(fabric.pool(GroupId(78), &[fabric.rank()], 1024).unwrap().is_none());
     });

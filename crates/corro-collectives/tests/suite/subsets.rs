@@ -67,7 +67,7 @@ fn use_once(group: &mut Group, rank: usize, members: &[usize]) {
 fn any_subset_works() {
     const SUBSETS: [&[usize]; 8] = [&[1], &[0, 2], &[1, 3, 4], &[0, 2, 4], &[1, 3], &[3, 4], &[0, 1, 2, 3, 4], &[4]];
     for transport in TRANSPORTS {
-        with_fabrics(transport, RANKS, settings(), |fabric| {
+        with_fabrics(transport, RANKS, &settings(), |fabric| {
             for (number, members) in SUBSETS.into_iter().enumerate() {
                 if members.contains(&fabric.rank().index()) {
                     open_and_use(fabric, 10 + number as u64, members);
@@ -81,7 +81,7 @@ fn any_subset_works() {
 fn disjoint_groups_work_at_the_same_time() {
     for transport in TRANSPORTS {
         let through = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
-        with_fabrics(transport, RANKS, settings(), move |fabric| {
+        with_fabrics(transport, RANKS, &settings(), move |fabric| {
             let parity = fabric.rank().index() % 2;
             let members: Vec<usize> = (0..RANKS).filter(|r| r % 2 == parity).collect();
             let mut group =
@@ -112,7 +112,7 @@ fn overlapping_groups_never_wait_for_each_other() {
     const RIGHT: [usize; 4] = [1, 2, 3, 4];
     for transport in TRANSPORTS {
         let right_is_through = Arc::new(AtomicBool::new(false));
-        with_fabrics(transport, RANKS, settings(), move |fabric| {
+        with_fabrics(transport, RANKS, &settings(), move |fabric| {
             let rank = fabric.rank().index();
             std::thread::scope(|scope| {
                 if LEFT.contains(&rank) {
@@ -148,7 +148,7 @@ fn overlapping_groups_never_wait_for_each_other() {
 fn two_groups_of_the_same_ranks_are_busy_at_once() {
     const ALL: [usize; 4] = [0, 1, 2, 3];
     for transport in [Transport::Threads, Transport::Shm, Transport::Tcp, Transport::TcpAndShm] {
-        with_fabrics(transport, 4, settings(), move |fabric| {
+        with_fabrics(transport, 4, &settings(), move |fabric| {
             std::thread::scope(|scope| {
                 for id in [40, 41, 42] {
                     scope.spawn(move || {
@@ -169,7 +169,7 @@ fn two_groups_of_the_same_ranks_are_busy_at_once() {
 #[test]
 fn wrong_members_are_wrong_usage() {
     for transport in [Transport::Threads, Transport::Shm, Transport::Tcp] {
-        with_fabrics(transport, 3, settings(), |fabric| {
+        with_fabrics(transport, 3, &settings(), |fabric| {
             let (me, other) = (fabric.rank().index(), (fabric.rank().index() + 1) % 3);
             let refusal = |members: &[usize]| match Group::open(fabric, GroupId(50), &ranks(members)).err() {
                 Some(Error::Usage(text)) => text,
@@ -190,7 +190,7 @@ fn wrong_members_are_wrong_usage() {
 #[test]
 fn wrong_arguments_leave_the_group_usable() {
     for transport in [Transport::Threads, Transport::Tcp] {
-        with_fabrics(transport, 3, settings(), |fabric| {
+        with_fabrics(transport, 3, &settings(), |fabric| {
             let mut group = Group::world(fabric).expect("opening the world");
             let usage = |result: corro_collectives::Result<()>, what: &str| match result {
                 Err(Error::Usage(text)) => assert!(text.contains(what), "{text}"),
@@ -213,7 +213,7 @@ fn wrong_arguments_leave_the_group_usable() {
 #[test]
 fn a_number_can_be_used_again() {
     for transport in TRANSPORTS {
-        with_fabrics(transport, RANKS, settings(), |fabric| {
+        with_fabrics(transport, RANKS, &settings(), |fabric| {
             let mut world = Group::world(fabric).expect("opening the world");
             for members in [&[0usize, 2, 3][..], &[0, 2, 3], &[2, 3], &[0, 1, 2, 3, 4]] {
                 if members.contains(&fabric.rank().index()) {
@@ -229,7 +229,7 @@ fn a_number_can_be_used_again() {
 #[test]
 fn leaving_after_the_last_collective_harms_nobody() {
     for transport in [Transport::Threads, Transport::ThreadsOnHosts, Transport::Shm, Transport::Tcp, Transport::Tls] {
-        with_fabrics(transport, 3, settings(), move |fabric| {
+        with_fabrics(transport, 3, &settings(), move |fabric| {
             for number in 0..40u64 {
                 let case = format!("{transport:?} group {number} rank {}", fabric.rank().index());
                 let mut group = Group::open(fabric, GroupId(100 + number), &ranks(&[0, 1, 2])).expect(&case);
@@ -256,7 +256,7 @@ fn leaving_while_others_look_up_harms_nobody() {
         (Transport::Tls, Algorithm::Ring),
     ] {
         let settings = Settings { connect_timeout: Duration::from_secs(10), ..settings() };
-        with_fabrics(transport, 2, settings, move |fabric| {
+        with_fabrics(transport, 2, &settings, move |fabric| {
             let hunt = |thread: u64| {
                 for round in 0..30 {
                     let case = format!("{transport:?} {algorithm:?} thread {thread} round {round}");

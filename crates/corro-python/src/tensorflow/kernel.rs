@@ -11,10 +11,10 @@ use corro_engine::{Device, Kind, Outcome, Output, Submission};
 
 use super::api::Tensor;
 use super::failure::{ABORTED, Answer, Failure};
-use super::helping::Helping;
 use super::node::{Attributes, Call};
 use super::ops::Op;
 use super::output_memory;
+use super::work_in_place::WorkInPlace;
 use crate::names;
 
 /// What a node says, read once.
@@ -28,7 +28,7 @@ pub(super) struct Kernel {
     prescale: f64,
     postscale: f64,
     root: i64,
-    pub(super) helping: Helping,
+    pub(super) work_in_place: WorkInPlace,
     /// Somebody else has held the input, so that TensorFlow did not give it away: likely so the next time, and then memory
     /// of our own is better (see [`output_memory`]).
     is_kept: AtomicBool,
@@ -53,7 +53,7 @@ impl Kernel {
             prescale: node.factor(c"prescale_factor")?,
             postscale: node.factor(c"postscale_factor")?,
             root: node.integer(c"root_rank")?.unwrap_or(0),
-            helping: Helping::default(),
+            work_in_place: WorkInPlace::default(),
             is_kept: AtomicBool::new(false),
         })
     }

@@ -3,7 +3,7 @@
 //! A collective in a graph is asynchronous: the kernel submits and returns, so that no thread of TensorFlow's waits, and the
 //! engine's call-back ends it. That is also why ranks may run the nodes of a graph in different orders, with as few
 //! threads as they like. Who is alone with a small tensor lends the engine its thread for a moment, see
-//! [`super::helping::Helping`].
+//! [`super::work_in_place::WorkInPlace`].
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -90,7 +90,7 @@ fn start(kernel: &'static Kernel, call: Call, done: Done) -> Result<(), (Failure
         let mut submissions = kernel.submissions(call)?;
         Ok(match submissions.pop() {
             Some(only) if submissions.is_empty() => {
-                vec![if alone { kernel.helping.submit(&engine, only)? } else { engine.submit(only)? }]
+                vec![if alone { kernel.work_in_place.submit(&engine, only)? } else { engine.submit(only)? }]
             }
             last => {
                 submissions.extend(last);

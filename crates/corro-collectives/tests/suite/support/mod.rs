@@ -41,7 +41,7 @@ fn host_of(rank: usize) -> usize {
 
 /// Runs `act` on every rank of a world of `n`, each with its group. Panics if any rank does, or after the hang limit.
 pub(crate) fn on_ranks(transport: Transport, n: usize, act: impl Fn(&mut Group) + Send + Sync + 'static) {
-    with_fabrics(transport, n, settings(), move |fabric| {
+    with_fabrics(transport, n, &settings(), move |fabric| {
         let mut group = Group::world(fabric).expect("opening the world");
         act(&mut group);
         // Nobody leaves before all are done: leaving early is what lost peers look like.
@@ -53,12 +53,12 @@ pub(crate) fn on_ranks(transport: Transport, n: usize, act: impl Fn(&mut Group) 
 pub(crate) fn with_fabrics(
     transport: Transport,
     n: usize,
-    settings: Settings,
+    settings: &Settings,
     act: impl Fn(&Arc<Fabric>) + Send + Sync + 'static,
 ) {
     let act = Arc::new(act);
     let (done, finished) = mpsc::channel();
-    let threads = start(transport, n, &settings);
+    let threads = start(transport, n, settings);
     let handles: Vec<_> = threads
         .into_iter()
         .map(|make| {

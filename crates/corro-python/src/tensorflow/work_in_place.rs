@@ -1,7 +1,8 @@
 //! Whether one who submits a tensor does the engine's work for a moment, instead of leaving it to the engine's threads.
 //!
-//! If the other ranks are ready, that saves waking anybody; if they are not, a thread is kept from other work. So who had to
-//! wait tries again later, and who has to wait every time, as the first of a step on the fastest rank, hardly ever.
+//! If the other ranks are ready, that saves waking a thread. If they are not, the caller's thread is kept from other work.
+//! So a place in the program that had to wait pauses for some calls before it tries again, and for twice as many each time
+//! it has to wait again.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -21,14 +22,14 @@ const PAUSES: (u32, u32) = (8, 1024);
 
 /// What the calls from one place have learned. See the module.
 #[derive(Debug, Default)]
-pub(super) struct Helping {
+pub(super) struct WorkInPlace {
     /// Calls until the next attempt.
     left: AtomicU32,
     /// The last pause, if the last attempt failed.
     pause: AtomicU32,
 }
 
-impl Helping {
+impl WorkInPlace {
     /// Submits a tensor, and works for it if that seems worth a try. The caller has nothing else under way.
     pub(super) fn submit(&self, engine: &Engine, submission: Submission) -> Result<Ticket> {
         let small = submission.shape.bytes(submission.dtype).is_ok_and(|bytes| bytes <= SMALL);
@@ -60,11 +61,11 @@ mod tests {
     use super::*;
 
     /// Which of the next `calls` calls try, if attempts come out as `in_time` says.
-    fn attempts(helping: &Helping, calls: u32, in_time: impl Fn(u32) -> bool) -> Vec<u32> {
+    fn attempts(work_in_place: &WorkInPlace, calls: u32, in_time: impl Fn(u32) -> bool) -> Vec<u32> {
         let tries = |call: &u32| {
-            let tries = helping.tries();
+            let tries = work_in_place.tries();
             if tries {
-                helping.learn(in_time(*call));
+                work_in_place.learn(in_time(*call));
             }
             tries
         };
@@ -73,24 +74,24 @@ mod tests {
 
     #[test]
     fn who_finds_the_others_ready_always_tries() {
-        assert_eq!(attempts(&Helping::default(), 100, |_| true).len(), 100);
+        assert_eq!(attempts(&WorkInPlace::default(), 100, |_| true).len(), 100);
     }
 
     #[test]
     fn who_waits_in_vain_tries_ever_more_rarely() {
-        let helping = Helping::default();
-        assert_eq!(attempts(&helping, 60, |_| false), [0, 9, 26, 59]);
-        let later = attempts(&helping, 20_000, |_| false);
+        let work_in_place = WorkInPlace::default();
+        assert_eq!(attempts(&work_in_place, 60, |_| false), [0, 9, 26, 59]);
+        let later = attempts(&work_in_place, 20_000, |_| false);
         assert!((18..25).contains(&later.len()), "every 1025th in the end: {later:?}");
     }
 
     #[test]
     fn one_success_and_all_is_forgotten() {
-        let helping = Helping::default();
-        attempts(&helping, 1000, |_| false);
-        let next = attempts(&helping, 3000, |_| true);
+        let work_in_place = WorkInPlace::default();
+        attempts(&work_in_place, 1000, |_| false);
+        let next = attempts(&work_in_place, 3000, |_| true);
         assert_eq!(next.windows(2).find(|pair| pair[1] != pair[0] + 1), None, "from the next attempt on, every call");
-        helping.learn(false);
-        assert_eq!(attempts(&helping, 20, |_| true)[..2], [8, 9], "the first pause is short again");
+        work_in_place.learn(false);
+        assert_eq!(attempts(&work_in_place, 20, |_| true)[..2], [8, 9], "the first pause is short again");
     }
 }
