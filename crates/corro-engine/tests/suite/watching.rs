@@ -1,6 +1,6 @@
 //! What is written down about a job: timeline, trace, metrics, flight recorder, the tuner's log.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::support::{numbers, on_hosts, on_ranks, sum};
 use corro_engine::metrics::Count;
