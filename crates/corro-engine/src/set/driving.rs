@@ -11,6 +11,7 @@ use super::lane::Lane;
 use super::process_set::ProcessSet;
 use super::running::Done;
 use super::state::{Running, State};
+use super::wires::Wires;
 use crate::primitive::MutexGuard;
 use crate::promise::Promise;
 use crate::submission::GLOBAL;
@@ -104,6 +105,7 @@ impl ProcessSet {
             let nap = Timespec { tv_sec: nap.as_secs().cast_signed(), tv_nsec: i64::from(nap.subsec_nanos()) };
             let _ = poll(&mut fds, Some(&nap));
             let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+            Wires::silence(watched);
         }
     }
 
