@@ -129,8 +129,7 @@ impl ProcessSet {
             return Err(error.clone());
         }
         let number = self.pools.fetch_add(1, Ordering::Relaxed);
-        let pool = self.core.fabric.pool(group_id(self.serial, POOLS | number), &self.members, bytes)?;
-        Ok(pool.map(|pool| pool.part()))
+        self.core.fabric.pool(group_id(self.serial, POOLS | number), &self.members, bytes)
     }
 
     fn start(self: &Arc<Self>, name: &str, act: impl FnOnce(&Arc<Self>) + Send + 'static) -> Result<()> {
