@@ -1,5 +1,5 @@
-//! What tickets wait with, taken from here so that `tests/races.rs` can put in its place what lets threads change at every
+//! What tickets and process sets wait with, taken from here so that `tests/races.rs` can put in its place what lets threads change at every
 //! step.
 
-pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};

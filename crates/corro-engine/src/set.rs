@@ -2,10 +2,11 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `process_set`, `state`, `lane` | the set itself, its two locks and what they guard; how it opens and ends |
+//! | `process_set`, `state`, `lane` | the set itself, and what its two locks guard; how it opens and ends |
 //! | `submitting`, `entries`, `parking` | what programs ask of it, until that is done |
 //! | `following` | what its members agree on, and what is done about it |
-//! | `driving`, `running` | who does its work: a program that waits, or its own threads |
+//! | `hand_over` | its two locks; who does its work, a program that waits or its own threads, and who wakes whom |
+//! | `driving`, `running` | what that work is |
 //! | `standing` | what it says when it is asked whether it can still go on |
 //! | `wires`, `executor` | messages to the neighbours; a batch on a group |
 
@@ -13,6 +14,7 @@ mod driving;
 mod entries;
 mod executor;
 mod following;
+mod hand_over;
 mod lane;
 mod parking;
 mod process_set;

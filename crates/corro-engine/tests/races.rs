@@ -2,12 +2,13 @@
 //! any step of another. Nothing wakes by itself here, so that a wake-up that is forgotten is a deadlock, which Shuttle
 //! reports together with the schedule that replays it.
 //!
-//! Tickets are the crate's own source, compiled once more with Shuttle's primitives. The hand-over of work between
-//! programs, runner and watcher (`src/set/driving.rs`, `src/set/lane.rs`) is bound up with the wires, so [`Set`] repeats it
-//! step by step: who changes the one must change the other.
+//! Tickets, and the hand-over of work between programs, runner and watcher, are the crate's own source, compiled once more
+//! with Shuttle's primitives. Only what is handed over is made up here: see [`Set`].
 //!
 //! `CORRO_TEST_SCHEDULES` says how many schedules are tried.
 
+#[path = "../src/set/hand_over.rs"]
+mod hand_over;
 #[path = "../src/promise.rs"]
 #[allow(dead_code, unreachable_pub, reason = "a part is enough here")]
 mod promise;
@@ -19,16 +20,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use corro_core::{Error, Rank, Result};
+use hand_over::{Ears, HandOver, Work};
 use promise::{Outcome, Promise};
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use shuttle::sync::{Condvar, Mutex, TryLockError};
+use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread;
 use ticket::Ticket;
 
 /// In place of `src/primitive.rs`.
 mod primitive {
-    pub(crate) use shuttle::sync::atomic::{AtomicBool, Ordering};
-    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, TryLockError};
 }
 
 /// In place of `src/set.rs`: somebody else does the work.
@@ -154,15 +156,10 @@ fn of_two_results_one_counts() {
     });
 }
 
-/// A process set without agreement and collectives: what a neighbour says is the number of a job, and to run the job is to
-/// keep the promise of that number.
+/// A process set without agreement and collectives. A job is a number, and to run it is to keep the promise of that number.
+/// What a neighbour says is the number of a job that is agreed on; what it is told it agrees to.
 struct Set {
-    state: Mutex<State>,
-    lane: Mutex<()>,
-    drivers: AtomicUsize,
-    may_have_job: AtomicBool,
-    disarmed: AtomicBool,
-    work: Condvar,
+    hand_over: HandOver<Self>,
     wires: Wires,
     promises: Vec<Arc<Promise>>,
     /// Set when the neighbour calls off what runs: see [`CALL_OFF`].
@@ -176,128 +173,79 @@ const CALL_OFF: usize = usize::MAX;
 
 #[derive(Default)]
 struct State {
+    ears: Ears,
+    /// Submitted, and the neighbour does not know.
+    unsaid: VecDeque<usize>,
     queue: VecDeque<usize>,
-    armed: bool,
+    /// Promises to be kept once the lock is released.
+    after: Vec<usize>,
     closing: bool,
-    listeners: usize,
 }
 
-/// One neighbour, and the bell it rings when it is asked to.
+/// One neighbour, which rings when it is asked to; and the set's own bell. The watcher sleeps on both.
 #[derive(Default)]
 struct Wires {
     inbox: Mutex<VecDeque<usize>>,
     armed: AtomicBool,
-    bell: Mutex<bool>,
+    bells: Mutex<Bells>,
     rung: Condvar,
 }
 
+#[derive(Default)]
+struct Bells {
+    own: bool,
+    neighbours: bool,
+}
+
 impl Wires {
-    fn ring(&self) {
-        *self.bell.lock().unwrap() = true;
+    fn ring(&self, ring: impl FnOnce(&mut Bells)) {
+        ring(&mut self.bells.lock().unwrap());
         self.rung.notify_one();
     }
 
     fn sleep(&self) {
-        let mut bell = self.bell.lock().unwrap();
-        while !std::mem::take(&mut *bell) {
-            bell = self.rung.wait(bell).unwrap();
+        let mut bells = self.bells.lock().unwrap();
+        while !bells.own && !bells.neighbours {
+            bells = self.rung.wait(bells).unwrap();
         }
+        *bells = Bells::default();
     }
 
     /// The neighbour's.
     fn say(&self, what: usize) {
         self.inbox.lock().unwrap().push_back(what);
         if self.armed.swap(false, Ordering::SeqCst) {
-            self.ring();
+            self.ring(|bells| bells.neighbours = true);
         }
     }
 }
 
-impl Set {
-    /// `jobs` are what the neighbour speaks of; the one after them is submitted here.
-    fn new(jobs: usize) -> Arc<Self> {
-        Arc::new(Self {
-            state: Mutex::default(),
-            lane: Mutex::new(()),
-            drivers: AtomicUsize::new(0),
-            may_have_job: AtomicBool::new(false),
-            disarmed: AtomicBool::new(true),
-            work: Condvar::new(),
-            wires: Wires::default(),
-            promises: (0..=jobs).map(|_| Promise::new()).collect(),
-            called_off: (Mutex::new(true), Condvar::new()),
-        })
+impl Work for Set {
+    type State = State;
+    type Lane = ();
+    type Job = usize;
+    type Done = usize;
+
+    fn ears(st: &mut State) -> &mut Ears {
+        &mut st.ears
     }
 
-    /// Submits what can be run at once, as in a plan.
-    fn submit(&self, job: usize) {
-        let mut st = self.state.lock().unwrap();
-        st.queue.push_back(job);
-        self.wake_runner();
+    fn has_job(&self, st: &State) -> bool {
+        !st.queue.is_empty()
     }
 
-    fn drive_until(&self, promise: &Promise) {
-        if promise.is_kept() {
-            return;
-        }
-        self.drivers.fetch_add(1, Ordering::SeqCst);
-        let (mut idle, mut listening) = (0, false);
-        while !promise.is_kept() && idle < 2 {
-            idle = if self.run_what_is_ready(&mut listening) || self.listen(&mut listening) { 0 } else { idle + 1 };
-            // It may look again and again while the runner is at work: some day the runner goes on.
-            thread::yield_now();
-        }
-        let last = self.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
-        if listening || last && self.may_have_job.load(Ordering::SeqCst) {
-            let mut st = self.state.lock().unwrap();
-            if listening {
-                self.stop_listening(&mut st);
-            }
-            if !st.queue.is_empty() {
-                self.work.notify_one();
-            }
-        }
-        while !promise.is_kept() && !promise.sleep(std::time::Duration::MAX) {}
+    fn is_closing(&self, st: &State) -> bool {
+        st.closing
     }
 
-    fn stop_listening(&self, st: &mut State) {
-        st.listeners -= 1;
-        if st.listeners == 0 && !st.armed {
-            self.arm(st);
-        }
-    }
-
-    fn wake_runner(&self) {
-        self.may_have_job.store(true, Ordering::SeqCst);
-        if self.is_undriven() {
-            self.work.notify_one();
-        }
-    }
-
-    fn is_undriven(&self) -> bool {
-        self.drivers.load(Ordering::SeqCst) == 0
-    }
-
-    fn listen(&self, listening: &mut bool) -> bool {
-        let mut st = self.state.lock().unwrap();
-        if !std::mem::replace(listening, true) {
-            st.listeners += 1;
-            self.disarm(&mut st);
-        }
-        self.turn(&mut st) || !st.queue.is_empty()
-    }
-
-    fn arm(&self, st: &mut State) {
+    fn arm(&self, _: &mut State) {
         self.wires.armed.store(true, Ordering::SeqCst);
-        st.armed = true;
-        self.disarmed.store(false, Ordering::SeqCst);
-        self.turn(st);
     }
 
-    fn disarm(&self, st: &mut State) {
-        if std::mem::take(&mut st.armed) {
-            self.wires.armed.store(false, Ordering::SeqCst);
-            self.disarmed.store(true, Ordering::SeqCst);
+    fn disarm(&self, _: &mut State) {
+        if !self.wires.armed.swap(false, Ordering::SeqCst) {
+            // It has rung, or will in a moment: whoever listens need not be told.
+            self.wires.bells.lock().unwrap().neighbours = false;
         }
     }
 
@@ -305,7 +253,7 @@ impl Set {
         let mut stirred = false;
         loop {
             let said = self.wires.inbox.lock().unwrap().pop_front();
-            match said {
+            match said.or_else(|| st.unsaid.pop_front()) {
                 None => return stirred,
                 Some(CALL_OFF) => {
                     *self.called_off.0.lock().unwrap() = true;
@@ -313,133 +261,173 @@ impl Set {
                 }
                 Some(job) => {
                     st.queue.push_back(job);
-                    self.wake_runner();
+                    self.hand_over.wake_runner();
                 }
             }
             stirred = true;
         }
     }
 
-    fn run(&self, job: usize) {
+    fn next_job(&self, st: &mut State, done: Option<usize>) -> Option<usize> {
+        st.after.extend(done);
+        st.queue.pop_front()
+    }
+
+    fn run(&self, (): &mut (), job: usize) -> usize {
         if job == ENDLESS {
             let mut over = self.called_off.0.lock().unwrap();
             while !*over {
                 over = self.called_off.1.wait(over).unwrap();
             }
         }
-        self.promises[job].keep(Ok(outcome(job)));
+        job
     }
 
-    fn run_what_is_ready(&self, listening: &mut bool) -> bool {
-        let lane = match self.lane.try_lock() {
-            Ok(lane) => lane,
-            Err(TryLockError::WouldBlock) => return false,
-            Err(TryLockError::Poisoned(_)) => panic!("a thread has panicked"),
-        };
-        let Some(mut job) = self.next_job(listening) else { return false };
-        loop {
-            self.run(job);
-            match self.next_job(listening) {
-                Some(next) => job = next,
-                None => break,
-            }
-        }
-        drop(lane);
-        true
-    }
-
-    fn next_job(&self, listening: &mut bool) -> Option<usize> {
-        let mut st = self.state.lock().unwrap();
-        let next = st.queue.pop_front();
-        if next.is_some() && std::mem::take(listening) {
-            self.stop_listening(&mut st);
-        }
-        if next.is_none() {
-            self.may_have_job.store(false, Ordering::SeqCst);
-        }
-        next
-    }
-
-    fn run_jobs(&self) {
-        loop {
-            let mut st = self.state.lock().unwrap();
-            while !self.is_undriven() || st.queue.is_empty() {
-                if st.closing {
-                    return;
-                }
-                st = self.work.wait(st).unwrap();
-            }
-            drop(st);
-            if !self.run_what_is_ready(&mut false) {
-                drop(self.lane.lock().unwrap());
-            }
+    fn release(&self, mut st: MutexGuard<'_, State>) {
+        let after = std::mem::take(&mut st.after);
+        drop(st);
+        for job in after {
+            self.promises[job].keep(Ok(outcome(job)));
         }
     }
 
-    fn watch(&self) {
-        loop {
-            let mut st = self.state.lock().unwrap();
-            self.disarm(&mut st);
-            self.turn(&mut st);
-            if st.listeners == 0 {
-                self.arm(&mut st);
-            }
-            if self.is_undriven() && !st.queue.is_empty() {
-                self.work.notify_one();
-            }
-            if st.closing {
-                return;
-            }
-            drop(st);
-            self.wires.sleep();
-        }
+    fn idle(&self, times: u32) -> bool {
+        thread::yield_now();
+        times < 2
     }
 
-    fn stop(&self) {
-        self.state.lock().unwrap().closing = true;
-        self.work.notify_all();
-        self.wires.ring();
+    fn ring(&self) {
+        self.wires.ring(|bells| bells.own = true);
     }
 }
 
-/// Programs come and go as drivers while neighbours speak; whoever is there when a job comes, somebody runs it. With
-/// `endless`, the first job lasts until the neighbour has said everything.
-fn nobody_waits_for_a_job_that_nobody_runs(programs: usize, jobs: usize, endless: bool) {
+/// How a job comes that the neighbour does not speak of.
+#[derive(Clone, Copy)]
+enum Submitted {
+    /// The next entry of a plan: it can be run, and the neighbour need not be told. Others are left to do so.
+    Planned,
+    /// The neighbour must be told, and others are left to do so.
+    Unplanned,
+    /// By a program that then drives.
+    Driving,
+    /// It runs in the program's own thread, if the lane is free.
+    AtOnce,
+}
+
+impl Set {
+    /// With promises of so many jobs. Unless it is `endless`, the first job is as the others.
+    fn new(jobs: usize, endless: bool) -> Arc<Self> {
+        Arc::new(Self {
+            hand_over: HandOver::new(State::default(), ()),
+            wires: Wires::default(),
+            promises: (0..jobs).map(|_| Promise::new()).collect(),
+            called_off: (Mutex::new(!endless), Condvar::new()),
+        })
+    }
+
+    /// Submits a job, and returns when it is done.
+    fn submit(&self, job: usize, how: Submitted) {
+        let promise = &self.promises[job];
+        match how {
+            Submitted::Planned => self.hand_over.with_state(self, |st| {
+                st.queue.push_back(job);
+                self.hand_over.wake_runner();
+            }),
+            Submitted::Unplanned => self.hand_over.with_state(self, |st| {
+                st.unsaid.push_back(job);
+                HandOver::wake_watcher(self, st);
+            }),
+            Submitted::AtOnce if self.run_at_once(job) => (),
+            Submitted::Driving | Submitted::AtOnce => {
+                self.hand_over.with_state(self, |st| {
+                    st.unsaid.push_back(job);
+                    self.hand_over.enlist_with_job();
+                });
+                self.hand_over.drive(self, promise, &mut || true);
+            }
+        }
+        while !promise.sleep(std::time::Duration::MAX) {}
+    }
+
+    fn run_at_once(&self, job: usize) -> bool {
+        let Some(mut lane) = self.hand_over.free_lane() else { return false };
+        if !self.hand_over.state().queue.is_empty() {
+            return false;
+        }
+        let done = self.run(&mut lane, job);
+        self.hand_over.with_state(self, |st| st.after.push(done));
+        true
+    }
+
+    /// Waits for a job; does not drive any more once `go_on` says no.
+    fn wait(&self, job: usize, go_on: &mut dyn FnMut() -> bool) {
+        let promise = &self.promises[job];
+        if !promise.is_kept() {
+            self.hand_over.enlist();
+            self.hand_over.drive(self, promise, go_on);
+        }
+        while !promise.sleep(std::time::Duration::MAX) {}
+        assert!(promise.is_kept());
+    }
+
+    fn run_jobs(&self) {
+        self.hand_over.run_jobs(self);
+    }
+
+    fn watch(&self) {
+        let hear = |st: &mut State| {
+            self.turn(st);
+            None
+        };
+        while !self.hand_over.look_round(self, hear, |st, _| st.closing) {
+            self.wires.sleep();
+        }
+    }
+}
+
+/// What happens in a process while its neighbour speaks of some jobs.
+#[derive(Clone, Copy)]
+struct Life {
+    /// Threads that wait for the neighbour's jobs.
+    programs: usize,
+    /// How many jobs the neighbour speaks of.
+    jobs: usize,
+    /// The first job lasts until the neighbour has said everything.
+    endless: bool,
+    /// Programs do not drive any more after they have done something.
+    hasty: bool,
+    /// One job more.
+    submitted: Submitted,
+}
+
+const QUIET: Life = Life { programs: 1, jobs: 3, endless: false, hasty: false, submitted: Submitted::Planned };
+
+/// Programs come and go as drivers while the neighbour speaks; whoever is there when a job comes, somebody runs it.
+fn nobody_waits_for_a_job_that_nobody_runs(life: Life) {
+    let Life { programs, jobs, endless, hasty, submitted } = life;
     explore(move || {
-        let set = Set::new(jobs);
-        *set.called_off.0.lock().unwrap() = !endless;
-        let start = |act: fn(&Set)| {
+        let set = Set::new(jobs + 1, endless);
+        let start = |act: Box<dyn FnOnce(&Set) + Send>| {
             let set = Arc::clone(&set);
             thread::spawn(move || act(&set))
         };
-        let servants = [start(Set::watch), start(Set::run_jobs)];
-        let neighbour = thread::spawn({
-            let set = Arc::clone(&set);
-            move || (0..jobs).chain([CALL_OFF]).for_each(|what| set.wires.say(what))
-        });
-        // Leaves the work to others, as one with a callback does.
-        let submitter = thread::spawn({
-            let set = Arc::clone(&set);
-            move || {
-                set.submit(jobs);
-                while !set.promises[jobs].sleep(std::time::Duration::MAX) {}
-            }
-        });
+        let servants = [start(Box::new(Set::watch)), start(Box::new(Set::run_jobs))];
+        let neighbour = start(Box::new(move |set| (0..jobs).chain([CALL_OFF]).for_each(|what| set.wires.say(what))));
+        let submitter = start(Box::new(move |set| set.submit(jobs, submitted)));
         let programs: Vec<_> = (0..programs)
             .map(|program| {
-                let set = Arc::clone(&set);
-                thread::spawn(move || {
-                    for promise in set.promises[..jobs].iter().skip(program).step_by(programs) {
-                        set.drive_until(promise);
-                        assert!(promise.is_kept());
-                    }
-                })
+                start(Box::new(move |set| {
+                    (program..jobs).step_by(programs).for_each(|job| set.wait(job, &mut || !hasty));
+                }))
             })
             .collect();
         for thread in programs.into_iter().chain([neighbour, submitter]) {
             thread.join().unwrap();
         }
-        set.stop();
+        for promise in &set.promises {
+            promise.take().unwrap();
+        }
+        set.hand_over.close(&set, |st| st.closing = true);
         for servant in servants {
             servant.join().unwrap();
         }
@@ -448,17 +436,36 @@ fn nobody_waits_for_a_job_that_nobody_runs(programs: usize, jobs: usize, endless
 
 #[test]
 fn one_program_and_the_servants_hand_work_over() {
-    nobody_waits_for_a_job_that_nobody_runs(1, 3, false);
+    nobody_waits_for_a_job_that_nobody_runs(QUIET);
 }
 
 #[test]
 fn two_programs_and_the_servants_hand_work_over() {
-    nobody_waits_for_a_job_that_nobody_runs(2, 3, false);
+    nobody_waits_for_a_job_that_nobody_runs(Life { programs: 2, ..QUIET });
 }
 
-/// Known to fail: a program that has listened, and then runs a collective, hears nothing meanwhile, and neighbours need
-/// not ring. The watcher finds out when it looks up by itself, after up to 250 ms.
+/// A program that has listened, and then runs a collective, hears nothing meanwhile: others must.
 #[test]
 fn what_neighbours_say_is_heard_while_a_program_runs_a_collective() {
-    nobody_waits_for_a_job_that_nobody_runs(1, 2, true);
+    nobody_waits_for_a_job_that_nobody_runs(Life { jobs: 2, endless: true, ..QUIET });
+}
+
+#[test]
+fn what_is_submitted_is_said_to_the_neighbours() {
+    nobody_waits_for_a_job_that_nobody_runs(Life { jobs: 1, submitted: Submitted::Unplanned, ..QUIET });
+}
+
+#[test]
+fn programs_that_submit_drive_beside_those_that_wait() {
+    nobody_waits_for_a_job_that_nobody_runs(Life { jobs: 2, submitted: Submitted::Driving, ..QUIET });
+}
+
+#[test]
+fn what_comes_while_a_program_has_the_lane_is_run_after_it() {
+    nobody_waits_for_a_job_that_nobody_runs(Life { jobs: 2, submitted: Submitted::AtOnce, ..QUIET });
+}
+
+#[test]
+fn programs_that_stop_driving_leave_the_rest_to_others() {
+    nobody_waits_for_a_job_that_nobody_runs(Life { hasty: true, ..QUIET });
 }

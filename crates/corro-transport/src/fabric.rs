@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corro_core::{Deadline, Error, GroupId, Rank, Result};
+use corro_core::{Buffer, Deadline, Error, GroupId, Rank, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::cores;
@@ -217,9 +217,10 @@ impl Fabric {
         Ok(Wires { streams, _team: team })
     }
 
-    /// Makes memory that `members` share, `bytes` for each. All of them must call this, with a number that is theirs alone.
-    /// `None` unless there are several and all are on one host.
-    pub fn pool(self: &Arc<Self>, id: GroupId, members: &[Rank], bytes: usize) -> Result<Option<Arc<Pool>>> {
+    /// Makes memory that `members` share, `bytes` for each, and gives this member's part of it: zeros. A tensor that lies there
+    /// is reduced without a copy. All members must call this, with a number that is theirs alone. `None` unless there are
+    /// several and all are on one host.
+    pub fn pool(self: &Arc<Self>, id: GroupId, members: &[Rank], bytes: usize) -> Result<Option<Buffer>> {
         let here = |r: &Rank| self.cards.get(r.index()).is_some_and(|c| c.locality == self.card(self.rank).locality);
         if members.len() < 2 || !members.iter().all(here) {
             return Ok(None);
@@ -227,10 +228,9 @@ impl Fabric {
         let sizes = |ranks| Sizes { slot: MEETING_SLOT, workspace: 0, ..Sizes::for_team(ranks, bytes) };
         let Channel { team, links } = self.channel(id, members, sizes, Withdrawal::default())?;
         let Some(team) = team else { return Ok(None) };
-        let pool = Pool { id, ranks: members.to_vec(), me: links.me, segment: team.into_segment() };
-        let pool = Arc::new(pool);
+        let (pool, part) = Pool::new(team.into_segment(), id, members.to_vec(), links.me);
         self.pools.add(&pool);
-        Ok(Some(pool))
+        Ok(Some(part))
     }
 
     fn channel(

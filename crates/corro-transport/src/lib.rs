@@ -54,7 +54,7 @@ pub use holder::hold;
 pub use link::{Incoming, Link, Outgoing};
 pub use place::{Place, look_up};
 pub use settings::Settings;
-pub use shm::pool::{Pool, Pooled};
+pub use shm::pool::Pooled;
 pub use shm::span::{Source, Span, Target};
 pub use shm::team::{Member, Team};
 pub use stream::{Broken, Stream};

@@ -1,14 +1,18 @@
-//! Who does a set's work: a program that waits, or else the set's own threads.
+//! A set's work, for whoever does it at the moment: see [`HandOver`].
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use corro_agreement::node::Gear;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::hand_over::{Ears, HandOver, Work};
+use super::lane::Lane;
 use super::process_set::ProcessSet;
-use super::state::State;
+use super::running::Done;
+use super::state::{Running, State};
+use super::wires::Wires;
+use crate::primitive::MutexGuard;
 use crate::promise::Promise;
 use crate::submission::GLOBAL;
 
@@ -31,7 +35,7 @@ impl ProcessSet {
     /// every now and then, and leaves if it says no: then this is false, and the promise is still to be kept.
     pub(crate) fn drive_until(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) -> bool {
         promise.is_kept() || {
-            self.drivers.fetch_add(1, Ordering::SeqCst);
+            self.hand_over.enlist();
             self.drive(promise, go_on)
         }
     }
@@ -54,103 +58,27 @@ impl ProcessSet {
 
     /// As [`ProcessSet::drive`], but where that would sleep, it leaves the rest to others.
     pub(crate) fn drive_a_while(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) {
-        let spins = if self.core.may_spin { SPINS } else { 0 };
-        let mut idle = 0;
-        let mut listening = false;
-        while !promise.is_kept() {
-            if self.run_what_is_ready(&mut listening) || self.listen(&mut listening) {
-                idle = 0;
-                if go_on() {
-                    continue;
-                }
-                break;
-            }
-            idle += 1;
-            if idle < spins {
-                std::hint::spin_loop();
-            } else if idle < spins + YIELDS {
-                rustix::thread::sched_yield();
-            } else {
-                break;
-            }
-        }
-        let last = self.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
-        if listening || last && self.may_have_job.load(Ordering::SeqCst) {
-            self.with_state(|st| {
-                if listening {
-                    self.stop_listening(st);
-                }
-                if st.has_job() {
-                    self.work.notify_one();
-                }
-            });
-        }
-    }
-
-    /// Looks what the neighbours say; they need not ring meanwhile.
-    pub(super) fn listen(&self, listening: &mut bool) -> bool {
-        self.with_state(|st| {
-            if !std::mem::replace(listening, true) {
-                st.listeners += 1;
-                st.disarm();
-            }
-            self.turn(st)
-        })
-    }
-
-    /// A driver goes on to something that takes time: if nobody else listens, neighbours are to ring.
-    pub(super) fn stop_listening(&self, st: &mut State) {
-        st.listeners -= 1;
-        if st.listeners == 0 && !st.armed {
-            self.arm(st);
-        }
-    }
-
-    /// From now on neighbours ring; what they said before is heard now.
-    pub(super) fn arm(&self, st: &mut State) {
-        st.wires.arm();
-        st.armed = true;
-        self.turn(st);
+        self.hand_over.drive(self, promise, go_on);
     }
 
     /// Wakes whoever is needed for what was just submitted.
     pub(super) fn wake_for(&self, st: &mut State, now: Duration) {
         if st.node.gear() == Gear::Plan {
             if st.node.can_begin() {
-                self.wake_runner();
+                self.hand_over.wake_runner();
             }
             if !st.node.has_news() {
                 return;
             }
         }
         st.unsaid.get_or_insert(now);
-        if !std::mem::replace(&mut st.watcher_up, true) {
-            self.ring();
-        }
-    }
-
-    /// There is a job: if nobody drives, the runner is to do it.
-    pub(super) fn wake_runner(&self) {
-        self.may_have_job.store(true, Ordering::SeqCst);
-        if self.is_undriven() {
-            self.work.notify_one();
-        }
-    }
-
-    pub(super) fn ring(&self) {
-        // A full counter (never in practice) means it is ringing already.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-    }
-
-    pub(super) fn is_undriven(&self) -> bool {
-        self.drivers.load(Ordering::SeqCst) == 0
+        HandOver::wake_watcher(self, st);
     }
 
     /// The watcher: answers the neighbours when nobody else does.
     pub(super) fn watch(&self, watched: &[(OwnedFd, usize)]) {
         loop {
-            let (interest, nap) = self.with_state(|st| {
-                st.disarm();
+            let hear = |st: &mut State| {
                 self.look_for_waiting(st);
                 self.look_for_deadlock(st);
                 let hold_back = self.hold_back(st);
@@ -160,13 +88,9 @@ impl ProcessSet {
                 let mut heard = Vec::new();
                 st.wires.check(&mut heard);
                 st.heard.append(&mut heard);
-                if st.listeners == 0 && hold_back.is_none() {
-                    self.arm(st);
-                }
-                if self.is_undriven() && st.has_job() {
-                    self.work.notify_one();
-                }
-                st.watcher_up = false;
+                hold_back
+            };
+            let (interest, nap) = self.hand_over.look_round(self, hear, |st, hold_back| {
                 let nap = hold_back.unwrap_or_else(|| self.nap(st));
                 (st.wires.interest(watched), nap)
             });
@@ -181,6 +105,7 @@ impl ProcessSet {
             let nap = Timespec { tv_sec: nap.as_secs().cast_signed(), tv_nsec: i64::from(nap.subsec_nanos()) };
             let _ = poll(&mut fds, Some(&nap));
             let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+            Wires::silence(watched);
         }
     }
 
@@ -196,11 +121,71 @@ impl ProcessSet {
     pub(super) fn hold_back(&self, st: &State) -> Option<Duration> {
         let until = st.unsaid? + self.core.options.cycle_time?;
         let left = until.saturating_sub(self.core.now());
-        (!left.is_zero() && self.is_undriven() && st.over.is_none()).then_some(left)
+        (!left.is_zero() && self.hand_over.is_undriven() && st.over.is_none()).then_some(left)
     }
 
     pub(super) fn nap(&self, st: &State) -> Duration {
         let tick = st.node.next_tick().map_or(LOOK_UP, |at| at.saturating_sub(self.core.now()));
         tick.clamp(Duration::from_millis(1), LOOK_UP)
+    }
+}
+
+impl Work for ProcessSet {
+    type State = State;
+    type Lane = Option<Lane>;
+    type Job = Running;
+    type Done = Done;
+
+    fn ears(st: &mut State) -> &mut Ears {
+        &mut st.ears
+    }
+
+    fn has_job(&self, st: &State) -> bool {
+        st.has_job()
+    }
+
+    fn is_closing(&self, st: &State) -> bool {
+        st.closing.is_some()
+    }
+
+    fn arm(&self, st: &mut State) {
+        st.wires.arm();
+    }
+
+    fn disarm(&self, st: &mut State) {
+        st.wires.disarm();
+    }
+
+    fn turn(&self, st: &mut State) -> bool {
+        Self::turn(self, st)
+    }
+
+    fn next_job(&self, st: &mut State, done: Option<Done>) -> Option<Running> {
+        Self::next_job(self, st, done)
+    }
+
+    fn run(&self, lane: &mut Option<Lane>, job: Running) -> Done {
+        self.run_job(lane, job)
+    }
+
+    fn release(&self, st: MutexGuard<'_, State>) {
+        Self::release(self, st);
+    }
+
+    fn idle(&self, times: u32) -> bool {
+        let spins = if self.core.may_spin { SPINS } else { 0 };
+        if times < spins {
+            std::hint::spin_loop();
+        } else if times < spins + YIELDS {
+            rustix::thread::sched_yield();
+        } else {
+            return false;
+        }
+        true
+    }
+
+    fn ring(&self) {
+        // A full counter (never in practice) means it is ringing already.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 }

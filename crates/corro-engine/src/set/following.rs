@@ -100,12 +100,12 @@ impl ProcessSet {
             Action::Planned => {
                 self.core.observers.metrics.changed_gear("the same step came again and again: a plan");
                 st.after.push(After::Detail(format!("process set {}: follows a plan from now on", self.id)));
-                self.wake_runner();
+                self.hand_over.wake_runner();
             }
             Action::Refined { from, to } => {
                 let text = format!("process set {}: the plan has {to} entries from now on, it had {from}", self.id);
                 st.after.push(After::Detail(text));
-                self.wake_runner();
+                self.hand_over.wake_runner();
             }
             Action::PlanLeft { withdraw, renew, reason } => {
                 if withdraw {
@@ -113,7 +113,7 @@ impl ProcessSet {
                 }
                 if renew {
                     st.queue.push_back(Job::Renew);
-                    self.wake_runner();
+                    self.hand_over.wake_runner();
                 }
                 self.core.observers.metrics.add(Count::PlansLeft, 1);
                 self.core.observers.metrics.changed_gear(&reason);
@@ -150,7 +150,7 @@ impl ProcessSet {
                 st.fusion.threshold = threshold;
                 // In the queue, so that it comes between the same two collectives on all members.
                 st.queue.push_back(Job::Tune(tuning(knobs)));
-                self.wake_runner();
+                self.hand_over.wake_runner();
             }
             Action::Over(error) => self.end(st, now, &error),
         }
@@ -165,7 +165,7 @@ impl ProcessSet {
             let batch = batch.tensors.iter().map(|i| Arc::clone(&agreed[*i])).collect();
             st.queue.push_back(Job::Batch(batch, mine, gear));
         }
-        self.wake_runner();
+        self.hand_over.wake_runner();
     }
 
     /// These fail on all ranks.

@@ -9,8 +9,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use smallvec::SmallVec;
 
 use super::entries::Entries;
-use super::lane::{Lane, group_id};
+use super::hand_over::{Ears, HandOver};
+use super::lane::group_id;
 use super::parking::Parking;
 use super::state::{After, State};
 use super::wires::{Traffic, Wires};
@@ -40,15 +41,8 @@ pub(crate) struct ProcessSet {
     pub(crate) members: Vec<Rank>,
     pub(super) serial: u64,
     pub(super) core: Arc<Core>,
-    pub(super) state: Mutex<State>,
-    pub(super) lane: Mutex<Option<Lane>>,
-    /// Programs that drive the set themselves right now.
-    pub(super) drivers: AtomicUsize,
-    /// Whether there may be a job. A driver that leaves looks here after it has left; who makes a job looks for drivers
-    /// after it has set this: so one of them sees the other, and wakes the runner.
-    pub(super) may_have_job: AtomicBool,
-    /// The runner sleeps on this.
-    pub(super) work: Condvar,
+    /// Has the state and the lane, and says who does the set's work.
+    pub(super) hand_over: HandOver<Self>,
     /// Wakes the watcher.
     pub(super) bell: OwnedFd,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
@@ -84,9 +78,7 @@ impl ProcessSet {
             doomed: Vec::new(),
             withdrawal: withdrawal.clone(),
             over: None,
-            listeners: 0,
-            armed: false,
-            watcher_up: true,
+            ears: Ears::default(),
             unsaid: None,
             closing: None,
             waiting: None,
@@ -101,18 +93,14 @@ impl ProcessSet {
             members,
             serial,
             core: Arc::clone(core),
-            state: Mutex::new(state),
-            lane: Mutex::new(None),
-            drivers: AtomicUsize::new(0),
-            may_have_job: AtomicBool::new(false),
-            work: Condvar::new(),
+            hand_over: HandOver::new(state, None),
             bell,
             threads: Mutex::new(Vec::new()),
             pools: AtomicU64::new(0),
         });
         // From here on the set hears of deaths, also while it waits for its members to open the lane.
         set.start("watcher", move |set| set.watch(&watched))?;
-        match set.open_lane(0, withdrawal).and_then(|()| set.start("runner", |set| set.run_jobs())) {
+        match set.open_lane(0, withdrawal).and_then(|()| set.start("runner", |set| set.hand_over.run_jobs(set))) {
             Ok(()) => Ok(set),
             Err(error) => Err(set.stillborn(error)),
         }
@@ -129,7 +117,7 @@ impl ProcessSet {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        let why = lock(&self.state).over.clone().or_else(|| self.core.over()).unwrap_or(error);
+        let why = self.hand_over.state().over.clone().or_else(|| self.core.over()).unwrap_or(error);
         self.close(why.clone());
         self.stop(global);
         why
@@ -137,12 +125,11 @@ impl ProcessSet {
 
     /// Makes memory that the members share, if all are on one host. All of them must call this, in the same order.
     pub(crate) fn shared_memory(&self, bytes: usize) -> Result<Option<Buffer>> {
-        if let Some(error) = &lock(&self.state).over {
+        if let Some(error) = &self.hand_over.state().over {
             return Err(error.clone());
         }
         let number = self.pools.fetch_add(1, Ordering::Relaxed);
-        let pool = self.core.fabric.pool(group_id(self.serial, POOLS | number), &self.members, bytes)?;
-        Ok(pool.map(|pool| pool.part()))
+        self.core.fabric.pool(group_id(self.serial, POOLS | number), &self.members, bytes)
     }
 
     fn start(self: &Arc<Self>, name: &str, act: impl FnOnce(&Arc<Self>) + Send + 'static) -> Result<()> {
@@ -193,15 +180,13 @@ impl ProcessSet {
 
     /// Whether the job is over for this set.
     pub(crate) fn is_over(&self) -> bool {
-        lock(&self.state).over.is_some()
+        self.hand_over.state().over.is_some()
     }
 
     /// Ends the threads and closes the connections.
     pub(crate) fn stop(&self, linger: bool) {
         let until = Instant::now() + if linger { CLOSING_TIME } else { Duration::ZERO };
-        self.with_state(|st| st.closing = Some(until));
-        self.work.notify_all();
-        self.ring();
+        self.hand_over.close(self, |st| st.closing = Some(until));
         let own = std::thread::current().id();
         let mut threads = std::mem::take(&mut *lock(&self.threads));
         threads.retain(|t| t.thread().id() != own);
@@ -216,26 +201,29 @@ impl ProcessSet {
         for thread in threads {
             let _ = thread.join();
         }
-        drop(self.lane.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.hand_over.lane().take());
     }
 
     /// The last operations.
     pub(crate) fn with_recorder<R>(&self, act: impl FnOnce(&Recorder) -> R) -> R {
-        act(&lock(&self.state).recorder)
+        act(&self.hand_over.state().recorder)
     }
 
     /// How members agree at present, and what that has cost in messages.
     pub(crate) fn traffic(&self) -> (Gear, Traffic) {
-        let st = lock(&self.state);
+        let st = self.hand_over.state();
         (st.node.gear(), st.wires.traffic)
     }
 
     /// Calls `act` with the state; does afterwards what must not be done under its lock.
     pub(super) fn with_state<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
-        let mut st = lock(&self.state);
-        let result = act(&mut st);
+        self.hand_over.with_state(self, act)
+    }
+
+    /// Lets go of the state, and then does what must not be done under its lock.
+    pub(super) fn release(&self, mut st: MutexGuard<'_, State>) {
         if st.after.is_empty() {
-            return result;
+            return;
         }
         let after = std::mem::take(&mut st.after);
         drop(st);
@@ -249,7 +237,6 @@ impl ProcessSet {
                 After::Lost(error) => self.core.lost(error),
             }
         }
-        result
     }
 }
 
@@ -267,6 +254,6 @@ fn hosts(core: &Core, members: &[Rank]) -> Vec<Vec<usize>> {
     hosts
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,6 @@
 //! Running what is agreed: whoever holds the lane takes job after job.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use corro_agreement::node::Gear;
@@ -13,8 +12,9 @@ use smallvec::{SmallVec, smallvec};
 
 use super::entries::Entry;
 use super::executor::{self, Outcomes, Tensor};
+use super::hand_over::HandOver;
 use super::lane::Lane;
-use super::process_set::{ProcessSet, lock};
+use super::process_set::ProcessSet;
 use super::state::{After, Batch, Running, State};
 use crate::promise::{Outcome, Promise};
 use crate::submission::Submission;
@@ -37,7 +37,7 @@ impl ProcessSet {
         mut submission: Submission,
         go_on: &mut dyn FnMut() -> bool,
     ) -> std::result::Result<Result<Ended>, Box<Submission>> {
-        let Ok(mut lane) = self.lane.try_lock() else { return Err(Box::new(submission)) };
+        let Some(mut lane) = self.hand_over.free_lane() else { return Err(Box::new(submission)) };
         if lane.is_none() {
             return Err(Box::new(submission));
         }
@@ -47,7 +47,7 @@ impl ProcessSet {
         self.core.threads.take_part();
         let request = submission.request(None);
         let began = self.core.now();
-        let mut st = lock(&self.state);
+        let mut st = self.hand_over.state();
         st.node.note_looks(self.core.looks());
         let free = st.over.is_none() && st.queue.is_empty() && !st.is_under_way(&request.name);
         let Some(agreed) = free.then(|| st.node.begin_alone(began, &request)).flatten() else {
@@ -80,68 +80,47 @@ impl ProcessSet {
         }
     }
 
-    /// Runs all jobs there are. False if there were none, or somebody else runs them.
-    pub(super) fn run_what_is_ready(&self, listening: &mut bool) -> bool {
-        let mut lane = match self.lane.try_lock() {
-            Ok(lane) => lane,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        let first = self.with_state(|st| {
-            let next = self.next_job(st, self.core.now());
-            if next.is_some() && std::mem::take(listening) {
-                self.stop_listening(st);
+    /// Runs a job.
+    pub(super) fn run_job(&self, lane: &mut Option<Lane>, job: Running) -> Done {
+        match job {
+            Running::Batch(batch) => {
+                let (batch, ended, result) = self.run_batch(lane, batch);
+                Done::Batch(batch, ended, result)
             }
-            next
-        });
-        let Some(mut running) = first else { return false };
-        while let Some(next) = self.run_job(&mut lane, running) {
-            running = next;
-        }
-        true
-    }
-
-    fn next_job(&self, st: &mut State, now: Duration) -> Option<Running> {
-        let next = st.take_job(now);
-        if next.is_none() {
-            self.may_have_job.store(false, Ordering::SeqCst);
-        }
-        // What a member has seen of a plan, it says when it begins an entry.
-        if st.node.gear() == Gear::Plan && st.node.has_news() && !std::mem::replace(&mut st.watcher_up, true) {
-            self.ring();
-        }
-        next
-    }
-
-    /// Runs a job, and takes the next one.
-    fn run_job(&self, lane: &mut Option<Lane>, running: Running) -> Option<Running> {
-        let batch = match running {
-            Running::Batch(batch) => batch,
-            Running::Renew => {
-                let result = self.renew(lane);
-                return self.with_state(|st| {
-                    // Called off: then the job is over, and all know why.
-                    st.after.extend(result.err().filter(|e| *e != Error::Withdrawn).map(After::Failed));
-                    self.next_job(st, self.core.now())
-                });
-            }
+            Running::Renew => Done::Renewed(self.renew(lane)),
             Running::Tune(tuning) => {
                 if let Some(lane) = lane {
                     lane.group.tune(tuning);
                     lane.tuning = tuning;
                 }
-                return self.with_state(|st| self.next_job(st, self.core.now()));
+                Done::Tuned
             }
+        }
+    }
+
+    /// Puts away what has run, and takes the next job.
+    pub(super) fn next_job(&self, st: &mut State, done: Option<Done>) -> Option<Running> {
+        let now = match done {
+            Some(Done::Batch(batch, ended, result)) => {
+                if batch.gear == Gear::Plan {
+                    st.node.finished(ended);
+                }
+                self.finish(st, ended, batch, result);
+                ended
+            }
+            Some(Done::Renewed(result)) => {
+                // Called off: then the job is over, and all know why.
+                st.after.extend(result.err().filter(|e| *e != Error::Withdrawn).map(After::Failed));
+                self.core.now()
+            }
+            Some(Done::Tuned) | None => self.core.now(),
         };
-        let planned = batch.gear == Gear::Plan;
-        let (batch, now, result) = self.run_batch(lane, batch);
-        self.with_state(|st| {
-            if planned {
-                st.node.finished(now);
-            }
-            self.finish(st, now, batch, result);
-            self.next_job(st, now)
-        })
+        let next = st.take_job(now);
+        // What a member has seen of a plan, it says when it begins an entry.
+        if st.node.gear() == Gear::Plan && st.node.has_news() {
+            HandOver::wake_watcher(self, st);
+        }
+        next
     }
 
     /// Runs a batch, and says when it ended and how.
@@ -260,7 +239,7 @@ impl ProcessSet {
     /// Opens the lane, for the first time.
     pub(super) fn open_lane(&self, generation: u64, withdrawal: Withdrawal) -> Result<()> {
         let opened = self.opened(generation, Tuning::default(), withdrawal)?;
-        *lock(&self.lane) = Some(opened);
+        *self.hand_over.lane() = Some(opened);
         Ok(())
     }
 
@@ -268,31 +247,12 @@ impl ProcessSet {
         Lane::open(&self.core.fabric, self.serial, &self.members, (generation, tuning), withdrawal)
     }
 
-    /// The runner: runs jobs when nobody else does.
-    pub(super) fn run_jobs(&self) {
-        loop {
-            let mut st = lock(&self.state);
-            while !(self.is_undriven() && st.has_job()) {
-                if st.closing.is_some() {
-                    return;
-                }
-                st = self.work.wait(st).unwrap_or_else(PoisonError::into_inner);
-            }
-            drop(st);
-            if !self.run_what_is_ready(&mut false) {
-                // Somebody else runs them: when that one leaves, there may be more.
-                let lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-                drop(lane);
-            }
-        }
-    }
-
     /// Finds out how this rank's clock stands to that of the first member. All members must call this.
     ///
     /// Nobody leaves the barrier before all have come, so the first member reads its clock after this rank has come; and
     /// before this rank has heard of it.
     pub(crate) fn align_clocks(&self) -> Result<()> {
-        let mut lane = lock(&self.lane);
+        let mut lane = self.hand_over.lane();
         let Some(Lane { group, .. }) = lane.as_mut() else { return Ok(()) };
         let nanos = || self.core.now().as_nanos() as u64;
         let mut clock = PeerClock::default();
@@ -309,6 +269,15 @@ impl ProcessSet {
         }
         Ok(())
     }
+}
+
+/// A job that has run.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, nearly always a batch, and a box would cost time")]
+pub(super) enum Done {
+    /// When it ended, and how.
+    Batch(Batch, Duration, Result<Outcomes>),
+    Renewed(Result<()>),
+    Tuned,
 }
 
 /// What becomes of a tensor that runs in the thread that has submitted it.

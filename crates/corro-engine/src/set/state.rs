@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::entries::{Entries, Entry};
 use super::executor::Tensor;
+use super::hand_over::Ears;
 use super::parking::Parking;
 use super::wires::{Heard, Traffic, Wires};
 use crate::promise::{Outcome, Promise};
@@ -61,12 +62,7 @@ pub(super) struct State {
     /// Of the lane in use.
     pub(super) withdrawal: Withdrawal,
     pub(super) over: Option<Error>,
-    /// Drivers that listen to the neighbours by themselves.
-    pub(super) listeners: usize,
-    /// Whether neighbours ring when they say something.
-    pub(super) armed: bool,
-    /// Whether the watcher will look again by itself.
-    pub(super) watcher_up: bool,
+    pub(super) ears: Ears,
     /// When the first tensor was submitted of which the others were not told.
     pub(super) unsaid: Option<Duration>,
     pub(super) closing: Option<Instant>,
@@ -95,13 +91,6 @@ pub(super) enum After {
 }
 
 impl State {
-    /// Neighbours need not ring.
-    pub(super) fn disarm(&mut self) {
-        if std::mem::take(&mut self.armed) {
-            self.wires.disarm();
-        }
-    }
-
     /// A tensor is done with.
     pub(super) fn remove(&mut self, name: &str) -> Option<Entry> {
         self.parking.done(name);

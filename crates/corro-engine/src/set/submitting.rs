@@ -1,7 +1,6 @@
 //! What programs ask of a process set.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use corro_agreement::request::Kind;
@@ -10,7 +9,7 @@ use corro_core::{DType, Error, Result, Shape};
 use super::entries::Entry;
 use super::executor::Tensor;
 use super::parking::{Parked, name_group};
-use super::process_set::{ProcessSet, lock};
+use super::process_set::ProcessSet;
 use super::state::{After, State};
 use crate::promise::Promise;
 use crate::submission::Submission;
@@ -31,8 +30,7 @@ impl ProcessSet {
             let promise = Promise::new();
             self.take(st, now, submission, None, Arc::clone(&promise))?;
             if driving {
-                self.drivers.fetch_add(1, Ordering::SeqCst);
-                self.may_have_job.store(true, Ordering::SeqCst);
+                self.hand_over.enlist_with_job();
             } else {
                 self.wake_for(st, now);
             }
@@ -78,7 +76,7 @@ impl ProcessSet {
         stream.clone_into(&mut submission.name);
         submission.check(&self.members)?;
         self.core.threads.take_part();
-        let mut st = lock(&self.state);
+        let mut st = self.hand_over.state();
         let name = if st.parking.has(stream) { None } else { Some(st.node.name(stream)) };
         match name {
             Some(name) if !st.parking.is_borne(&name, &st.entries) => Ok(Ok(Submission { name, ..submission })),
@@ -124,7 +122,7 @@ impl ProcessSet {
 
     /// A name for a tensor that has none.
     pub(crate) fn name(&self, kind: &str) -> String {
-        lock(&self.state).node.name(kind)
+        self.hand_over.state().node.name(kind)
     }
 
     /// Takes tensors that complete together, or none of them.

@@ -193,6 +193,15 @@ impl Wires {
         Ok(watched)
     }
 
+    /// After sleeping, before anything is heard: empties the doorbells. [`Wires::disarm`] does so too, but may come before the ring
+    /// of a neighbour that had been asked for it. Nobody would empty the bell then, and who sleeps on it would never sleep.
+    pub(crate) fn silence(watched: &[(OwnedFd, usize)]) {
+        for (bell, _) in watched.iter().filter(|(_, wire)| *wire == BELL) {
+            // Non-blocking.
+            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        }
+    }
+
     /// Which of the watched descriptors to sleep on now, and for what.
     pub(crate) fn interest(&self, watched: &[(OwnedFd, usize)]) -> Vec<(usize, PollFlags)> {
         let wires: Vec<&Wire> = self.each().collect();

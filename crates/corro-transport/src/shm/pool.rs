@@ -15,7 +15,7 @@ use corro_core::{Buffer, GroupId, Rank};
 use super::segment::Segment;
 
 /// See the module.
-pub struct Pool {
+pub(crate) struct Pool {
     pub(crate) segment: Arc<Segment>,
     /// The same on all members, and no other pool's.
     pub(crate) id: GroupId,
@@ -26,14 +26,19 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// This member's part. It begins with zeros. By the rule of asynchronous collectives nobody touches a tensor in flight;
-    /// here that holds for peers as well: they write to it only inside a collective that this member takes part in with
-    /// that very memory.
-    pub fn part(self: &Arc<Self>) -> Buffer {
-        let len = self.segment.sizes().area;
-        let keep = Box::new(Arc::clone(self));
-        // SAFETY: mapped for as long as the pool lives, which `keep` sees to; for who else writes, see above.
-        unsafe { Buffer::from_raw(self.segment.area(self.me, 0, len), len, keep) }
+    /// A pool, and this member's part of it, which begins with zeros. The part is given out here and nowhere else, since
+    /// two buffers of the same memory would each think that it is theirs alone.
+    pub(crate) fn new(segment: Arc<Segment>, id: GroupId, ranks: Vec<Rank>, me: usize) -> (Arc<Self>, Buffer) {
+        let pool = Arc::new(Self { segment, id, ranks, me });
+        let len = pool.segment.sizes().area;
+        let at = pool.segment.area(me, 0, len);
+        // SAFETY: `area` has checked that these bytes are in the mapping, which lives as long as the pool, and the buffer keeps
+        // that. In this process nobody else has them: this is the only buffer made of them, and nothing but the areas is used
+        // of a pool's segment. Other members' processes map them too, but touch them only within a collective that this
+        // member takes part in with that very memory: after their team's counters have said that it has come, and before
+        // these say to it that all are done. Meanwhile each member writes its own share only.
+        let part = unsafe { Buffer::from_raw(at, len, Box::new(Arc::clone(&pool))) };
+        (pool, part)
     }
 
     /// Where in this member's part `bytes` lie, if they do.

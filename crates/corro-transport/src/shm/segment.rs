@@ -3,7 +3,7 @@
 //! Owns the mapping. Hands out atomics (for counters) and checked raw pointers (for payload), never a reference into
 //! payload: another process may write there at any time, and only the counters say when it won't. Whoever makes a reference
 //! from such a pointer must show that nobody writes to *those bytes* while it lives: `Team::area`, `Team::workspace` and
-//! `Pool::part` do, and nobody else.
+//! `Pool::new` do, and nobody else.
 //!
 //! The memory is a `memfd`: it has no name in any file system, is not limited by the size of `/dev/shm`, and is gone
 //! with the last process that maps it, however that process ends. Its size is sealed: a process that shrank it would make
