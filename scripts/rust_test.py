@@ -34,7 +34,7 @@ KINDS = [
     # Network namespaces, bridges and sshd: more at a time are slower, not quicker.
     ("hosts", 2, re.compile(r"^corro-launch/suite::(elastic_)?hosts::")),
     # They start processes, kill or stop them, and wait until a limit has passed.
-    ("waiting", 3 * CORES, re.compile(r"^corro-launch/suite::|/suite::(processes|faults|store_server|tcp_endpoint)::")),
+    ("waiting", 2 * CORES, re.compile(r"^corro-launch/suite::|/suite::(processes|faults|store_server|tcp_endpoint)::")),
     ("computing", CORES, re.compile("")),
 ]
 # The slowest takes well below a minute on two busy cores. Under sanitizers all takes longer.

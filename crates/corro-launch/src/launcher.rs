@@ -38,8 +38,8 @@ const OWN_ABSENCE: Duration = Duration::from_secs(5);
 /// How long agents may take to go when all is over: those that have said so, and the others.
 const RELEASE_FINISHED: Duration = Duration::from_millis(500);
 const RELEASE_OTHERS: Duration = Duration::from_secs(3);
-/// How long results may take to be read from the store, which is in this process.
-const RESULTS_TIME: Duration = Duration::from_secs(10);
+/// How long one rank's result may take to be read from the store, which is in this process.
+const RESULT_TIME: Duration = Duration::from_secs(120);
 
 /// The agent of a host. A host that comes back gets a new one.
 pub(crate) struct HostAgent {
@@ -384,9 +384,9 @@ impl<'a> Launcher<'a> {
         if self.job.payload.is_none() {
             return Vec::new();
         }
-        let deadline = Deadline::after(RESULTS_TIME);
-        let Ok(mut client) = self.client(deadline) else { return Vec::new() };
-        let take = |rank| worker::take(&mut client, &worker::result_key(rank), deadline).ok().flatten();
+        let deadline = || Deadline::after(RESULT_TIME);
+        let Ok(mut client) = self.client(deadline()) else { return Vec::new() };
+        let take = |rank| worker::take(&mut client, &worker::result_key(rank), deadline()).ok().flatten();
         Rank::all(count).map(take).collect()
     }
 

@@ -272,7 +272,10 @@ impl ProcessSet {
 }
 
 /// A job that has run.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time, nearly always a batch, and a box would cost time")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one at a time, nearly always a batch, and a box would cost time"
+)]
 pub(super) enum Done {
     /// When it ended, and how.
     Batch(Batch, Duration, Result<Outcomes>),

@@ -353,11 +353,16 @@ fn with_a_shutdown_time_all_fail_with_the_same_text() {
     for warm in [0, 8] {
         let (options, lines) = heard(limits);
         let start = Instant::now();
+        let heard = Arc::clone(&lines);
         let texts = on_hosts(&[0, 0, 1], options, move |engine| {
             for _ in 0..warm {
                 engine.run(sum("late", &[1.0])).unwrap();
             }
             if engine.rank().index() == 1 {
+                // Not before the others are known to wait: who waits longest is right.
+                corro_testing::wait_until("a warning is written", Duration::from_secs(20), || {
+                    !heard.lock().unwrap().is_empty()
+                });
                 let _own = engine.submit(sum("own", &[1.0])).unwrap();
                 while engine.over().is_none() {
                     std::thread::sleep(Duration::from_millis(5));

@@ -97,6 +97,9 @@ struct Shutdown {
     killed: bool,
     /// No report is waited for after this.
     give_up: Instant,
+    /// Whether the launcher was told that nothing is left here. What it has yet to read may take it as long as it likes: whoever
+    /// reads its output may pause.
+    told: bool,
 }
 
 impl<'a> Agent<'a> {
@@ -188,7 +191,7 @@ impl<'a> Agent<'a> {
         if let Some(orphaned) = self.orphaned_until {
             until = until.min(orphaned);
         }
-        if let Some(shutdown) = &self.shutdown {
+        if let Some(shutdown) = self.shutdown.as_ref().filter(|shutdown| !shutdown.told) {
             let next = if shutdown.killed { now + Duration::from_millis(20) } else { shutdown.kill_at };
             until = until.min(next).min(shutdown.give_up.max(now));
             if self.processes.iter().all(|r| r.told) {
@@ -402,7 +405,7 @@ impl<'a> Agent<'a> {
         }
         process_tree::signal_descendants(&self.living(), signal);
         let kill_at = self.shutdown.as_ref().map_or(now + grace, |e| e.kill_at.min(now + grace));
-        self.shutdown = Some(Shutdown { kill_at, killed: false, give_up: kill_at + LAST_WORDS });
+        self.shutdown = Some(Shutdown { kill_at, killed: false, give_up: kill_at + LAST_WORDS, told: false });
     }
 
     fn watch_the_clock(&mut self) -> Result<()> {
@@ -435,7 +438,7 @@ impl<'a> Agent<'a> {
         if self.started && !more_may_come && self.shutdown.is_none() && self.processes.iter().all(|r| r.told) {
             // What ranks leave behind may clean up after them (Python's resource tracker does), but not for ever.
             let kill_at = now + LEFTOVERS;
-            self.shutdown = Some(Shutdown { kill_at, killed: false, give_up: kill_at + LAST_WORDS });
+            self.shutdown = Some(Shutdown { kill_at, killed: false, give_up: kill_at + LAST_WORDS, told: false });
         }
         let living = self.living();
         if let Some(shutdown) = &mut self.shutdown
@@ -462,6 +465,9 @@ impl<'a> Agent<'a> {
     /// Whether nothing is left to be done, on this host or for the launcher.
     fn is_over(&mut self) -> Result<bool> {
         let Some(shutdown) = &self.shutdown else { return Ok(false) };
+        if shutdown.told {
+            return Ok(self.outbox.is_empty() || !self.connected);
+        }
         let late = Instant::now() >= shutdown.give_up;
         // No child at all: then there is no descendant either, since orphans become our children.
         let childless = matches!(children(), Err(rustix::io::Errno::CHILD));
@@ -473,14 +479,11 @@ impl<'a> Agent<'a> {
             self.read_rank(at, 17)?;
         }
         self.tell(&Report::Done)?;
-        let until = Instant::now() + LAST_WORDS;
-        self.flush();
-        while self.connected && !self.outbox.is_empty() && Instant::now() < until {
-            let mut fds = [PollFd::from_borrowed_fd(self.output, PollFlags::OUT)];
-            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
-            self.flush();
+        if let Some(shutdown) = &mut self.shutdown {
+            shutdown.told = true;
         }
-        Ok(true)
+        self.flush();
+        Ok(self.outbox.is_empty() || !self.connected)
     }
 }
 
