@@ -14,7 +14,7 @@
 //!     for fabric in &ranks {
 //!         scope.spawn(move || {
 //!             let mut world = Group::world(fabric)?;
-//!             let mut gradient = [1.0f32, 2.0 * fabric.rank() as f32];
+//!             let mut gradient = [1.0f32, 2.0 * fabric.rank().index() as f32];
 //!             world.allreduce(&mut gradient, ReduceOp::Average)?;
 //!             assert_eq!(gradient, [1.0, 1.0]);
 //!             Ok::<(), corro_core::Error>(())
