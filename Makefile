@@ -70,7 +70,7 @@ unit: ## unit, conformance, fault and process tests, and the examples in the doc
 python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow and Keras
 	$(TEST_WHEEL)
 	scripts/python_test new
-	python3 scripts/rust_test.py --report target/rust-tests-torch.xml -p corro-launch --ignored torchrun
+	python3 scripts/rust_test.py --report target/rust-tests-torch.xml --ignored torchrun
 	scripts/python_test tf
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
