@@ -73,6 +73,8 @@ pub struct StallReport {
     pub waiting: Duration,
     /// For each rank that is missing, what it has not submitted, oldest first.
     pub missing: BTreeMap<Rank, Vec<String>>,
+    /// What others have waited for longest, where that is known.
+    pub longest: Option<String>,
     /// What missing ranks were doing when they were asked.
     pub doing: BTreeMap<Rank, String>,
     /// Those of them that wait for others themselves.
@@ -369,6 +371,7 @@ impl Coordinator {
             self.pending.iter().filter(|(_, p)| now >= p.since + late_after).map(|(name, p)| (p.since, name)).collect();
         late.sort_unstable();
         let waiting = now.saturating_sub(since);
+        let longest = late.first().map(|(_, name)| (*name).clone());
         let mut missing: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
         for (_, name) in late {
             for (i, request) in self.pending[name].requests.iter().enumerate() {
@@ -383,15 +386,17 @@ impl Coordinator {
         }
         self.warned = Some(Warned::again(self.warned, since, now));
         let fatal = self.limits.end(waiting);
-        Some(StallReport { waiting, missing, doing: BTreeMap::new(), waits: BTreeSet::new(), fatal })
+        Some(StallReport { waiting, missing, longest, doing: BTreeMap::new(), waits: BTreeSet::new(), fatal })
     }
 }
 
 impl StallReport {
-    /// Who makes the others wait: of those that are missing somewhere, one that does not wait itself.
+    /// Who makes the others wait: of those that are missing somewhere, one that does not wait itself; of several, one
+    /// that is missing where others have waited longest.
     pub fn culprit(&self) -> Option<Rank> {
-        let busy = self.missing.keys().find(|rank| !self.waits.contains(rank));
-        busy.or(self.missing.keys().next()).copied()
+        let waits = |rank: &Rank| self.waits.contains(rank);
+        let not_first = |names: &[String]| self.longest.as_ref().is_some_and(|longest| !names.contains(longest));
+        self.missing.iter().min_by_key(|(rank, names)| (waits(rank), not_first(names))).map(|(rank, _)| *rank)
     }
 }
 
@@ -468,6 +473,26 @@ mod tests {
             other => panic!("not a run: {other:?}"),
         };
         outputs.iter().flat_map(names).collect()
+    }
+
+    #[test]
+    fn who_makes_others_wait_is_found_by_who_waits_and_for_how_long() {
+        let rank = Rank::new;
+        let mut report = StallReport {
+            waiting: Duration::from_secs(60),
+            missing: BTreeMap::from([(rank(0), vec!["own".into()]), (rank(1), vec!["late".into(), "own".into()])]),
+            longest: Some("late".into()),
+            doing: BTreeMap::new(),
+            waits: BTreeSet::new(),
+            fatal: true,
+        };
+        assert_eq!(report.culprit(), Some(rank(1)), "nobody has answered: who is missing where it began");
+        report.waits = BTreeSet::from([rank(1)]);
+        assert_eq!(report.culprit(), Some(rank(0)), "who waits is somebody's victim");
+        report.waits = BTreeSet::from([rank(0), rank(1)]);
+        assert_eq!(report.culprit(), Some(rank(1)));
+        report.missing.clear();
+        assert_eq!(report.culprit(), None);
     }
 
     #[test]

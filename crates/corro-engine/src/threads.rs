@@ -70,6 +70,10 @@ impl Drop for Part {
 }
 
 impl Inner {
+    fn all_wait(&self) -> bool {
+        self.taking_part > 0 && self.waiting.len() == self.taking_part
+    }
+
     fn stir(&mut self) {
         self.stirred += 1;
         self.since = Instant::now();
@@ -120,9 +124,13 @@ impl Threads {
     /// What all threads wait for, if all wait and have done so for a while.
     pub(crate) fn blocked(&self) -> Option<Blocked> {
         let inner = self.lock();
-        let all = inner.taking_part > 0 && inner.waiting.len() == inner.taking_part;
-        (all && inner.since.elapsed() >= SETTLED)
+        (inner.all_wait() && inner.since.elapsed() >= SETTLED)
             .then(|| Blocked { stirred: inner.stirred, waiting: inner.waiting.clone() })
+    }
+
+    /// Whether all wait at this moment, be it only since a moment ago.
+    pub(crate) fn all_wait(&self) -> bool {
+        self.lock().all_wait()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -162,6 +170,7 @@ mod tests {
         threads.take_part();
         assert_eq!(after_a_while(&threads), None, "this one works");
         let asleep = threads.wait(3, 77);
+        assert!(threads.all_wait());
         assert_eq!(threads.blocked(), None, "not for long yet");
         let blocked = after_a_while(&threads).unwrap();
         assert_eq!(blocked.waiting, [Waiting { set: 3, promise: 77 }]);

@@ -168,8 +168,12 @@ impl Work for ProcessSet {
         self.run_job(lane, job)
     }
 
+    #[inline]
     fn release(&self, st: MutexGuard<'_, State>) {
-        Self::release(self, st);
+        // Most often there is nothing.
+        if !st.after.is_empty() {
+            self.do_after(st);
+        }
     }
 
     fn idle(&self, times: u32) -> bool {

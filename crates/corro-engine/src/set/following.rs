@@ -126,7 +126,7 @@ impl ProcessSet {
             }
             Action::Asked => {
                 let doing = st.recorder.last(now);
-                st.node.answer(doing, self.core.threads.blocked().is_some());
+                st.node.answer(doing, self.core.threads.all_wait());
             }
             Action::Silent(member, silence) => {
                 if let Some(error) = st.wires.give_up_on(member, silence) {

@@ -220,11 +220,8 @@ impl ProcessSet {
         self.hand_over.with_state(self, act)
     }
 
-    /// Lets go of the state, and then does what must not be done under its lock.
-    pub(super) fn release(&self, mut st: MutexGuard<'_, State>) {
-        if st.after.is_empty() {
-            return;
-        }
+    /// Lets go of the state, and then does what was put off until then.
+    pub(super) fn do_after(&self, mut st: MutexGuard<'_, State>) {
         let after = std::mem::take(&mut st.after);
         drop(st);
         for after in after {
