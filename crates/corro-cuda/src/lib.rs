@@ -14,6 +14,7 @@
 //! | [`mappings`] | which memory of whom is open: pure |
 //! | [`event`] | moments in a stream, also of other processes |
 //! | [`stream`] | work in order |
+//! | [`kernels`] | reduce, copy many pieces, Adasum, to the bit as `corro-kernels` does |
 //!
 //! # What is safe
 //! Memory of a GPU is no memory of Rust: a kernel that reads it too early or too late reads wrong numbers, and a wrong
@@ -27,6 +28,7 @@ pub mod device;
 pub mod driver;
 pub mod event;
 mod failure;
+pub mod kernels;
 pub mod mappings;
 pub mod memory;
 pub mod sharing;
@@ -37,6 +39,7 @@ mod sys;
 pub use device::Device;
 pub use driver::{Driver, driver};
 pub use event::{Event, EventHandle, EventPool};
+pub use kernels::{Kernels, Pair, Piece, Reduction};
 pub use mappings::{MappingCache, Opener};
 pub use memory::{Allocation, DeviceMemory, Pinned, PinnedRegion};
 pub use sharing::{Mapping, MemoryHandle, SharedMemory};
