@@ -14,6 +14,7 @@
 //! | [`mappings`] | which memory of whom is open: pure |
 //! | [`event`] | moments in a stream, also of other processes |
 //! | [`stream`] | work in order |
+//! | `signal` | numbers in memory by which streams of several processes wait for each other |
 //! | [`kernels`] | reduce, copy many pieces, Adasum, to the bit as `corro-kernels` does |
 //!
 //! # What is safe
@@ -32,6 +33,7 @@ pub mod kernels;
 pub mod mappings;
 pub mod memory;
 pub mod sharing;
+mod signal;
 pub mod span;
 pub mod stream;
 mod sys;

@@ -178,7 +178,7 @@ pub struct DeviceMemory {
     len: usize,
     device: usize,
     ready: Option<Arc<Event>>,
-    _keep: Box<dyn Any + Send>,
+    keep: Arc<dyn Any + Send + Sync>,
 }
 
 impl DeviceMemory {
@@ -193,9 +193,20 @@ impl DeviceMemory {
         len: usize,
         device: usize,
         ready: Option<Arc<Event>>,
-        keep: Box<dyn Any + Send>,
+        keep: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { address, len, device, ready, _keep: keep }
+        Self { address, len, device, ready, keep }
+    }
+
+    /// Memory of our own, for those who take a framework's. It is freed with the last of both.
+    pub fn own(allocation: Allocation) -> Self {
+        let (address, len, device) = (allocation.address, allocation.len, allocation.device.ordinal());
+        Self { address, len, device, ready: None, keep: Arc::new(allocation) }
+    }
+
+    /// What keeps the memory: to be held by whoever has given work on it to a stream, until that is done.
+    pub fn keeper(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::clone(&self.keep)
     }
 
     /// All of it.
@@ -256,10 +267,11 @@ mod tests {
     fn a_tensor_keeps_its_owner() {
         let kept = Arc::new(());
         // SAFETY: never given to a GPU.
-        let memory = unsafe { DeviceMemory::from_raw(0x7000, 12, 1, None, Box::new(Arc::clone(&kept))) };
+        let memory = unsafe { DeviceMemory::from_raw(0x7000, 12, 1, None, Arc::clone(&kept) as _) };
         assert_eq!((memory.span().address(), memory.len(), memory.device()), (0x7000, 12, 1));
-        assert!(memory.ready().is_none() && Arc::strong_count(&kept) == 2);
-        drop(memory);
+        let keeper = memory.keeper();
+        assert!(memory.ready().is_none() && Arc::strong_count(&kept) == 3);
+        drop((memory, keeper));
         assert_eq!(Arc::strong_count(&kept), 1);
     }
 }
