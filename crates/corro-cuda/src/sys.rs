@@ -189,7 +189,10 @@ mod tests {
 
     #[test]
     fn versions_read_as_people_write_them() {
-        assert_eq!((version_text(13000), version_text(11080), version_text(12040)), ("13.0".into(), "11.8".into(), "12.4".into()));
+        assert_eq!(
+            (version_text(13000), version_text(11080), version_text(12040)),
+            ("13.0".into(), "11.8".into(), "12.4".into())
+        );
     }
 
     #[test]
