@@ -15,6 +15,7 @@
 //! | [`event`] | moments in a stream, also of other processes |
 //! | [`stream`] | work in order |
 //! | [`kernels`] | reduce, copy many pieces, Adasum, to the bit as `corro-kernels` does |
+//! | [`nccl`] | collectives between GPUs, by NVIDIA |
 //!
 //! # What is safe
 //! Memory of a GPU is no memory of Rust: a kernel that reads it too early or too late reads wrong numbers, and a wrong
@@ -28,9 +29,11 @@ pub mod device;
 pub mod driver;
 pub mod event;
 mod failure;
+mod functions;
 pub mod kernels;
 pub mod mappings;
 pub mod memory;
+pub mod nccl;
 pub mod sharing;
 pub mod span;
 pub mod stream;
@@ -42,6 +45,7 @@ pub use event::{Event, EventHandle, EventPool};
 pub use kernels::{Kernels, Pair, Piece, Reduction};
 pub use mappings::{MappingCache, Opener};
 pub use memory::{Allocation, DeviceMemory, Pinned, PinnedRegion};
+pub use nccl::{Communicator, Nccl, UniqueId};
 pub use sharing::{Mapping, MemoryHandle, SharedMemory};
 pub use span::Span;
 pub use stream::Stream;

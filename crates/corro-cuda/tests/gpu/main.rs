@@ -4,6 +4,7 @@
 
 mod adasum;
 mod basics;
+mod nccl;
 mod peers;
 mod reductions;
 mod speed;
