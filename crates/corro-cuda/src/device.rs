@@ -95,9 +95,8 @@ impl Device {
     pub fn name(&self) -> Result<String> {
         let mut name = [0u8; 256];
         // SAFETY: it writes at most as many bytes as it is told, the last of them 0.
-        let code = unsafe {
-            (self.functions().cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as c_int, self.0.raw)
-        };
+        let code =
+            unsafe { (self.functions().cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as c_int, self.0.raw) };
         self.check(code, || "asking for its name".into())?;
         Ok(CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned())
     }

@@ -10,6 +10,7 @@ use libloading::Library;
 
 use crate::device::Device;
 use crate::failure::check;
+use crate::functions::why;
 use crate::sys::{Functions, NO_DEVICE, version_text};
 
 /// NVIDIA's driver in this process. It is never closed again.
@@ -31,8 +32,11 @@ pub fn driver() -> Result<&'static Driver> {
 impl Driver {
     fn open(name: &str) -> Result<Self> {
         // SAFETY: the driver's initialisers are made to be run in any process.
-        let library = unsafe { Library::new(name) }.map_err(|why| {
-            Error::io(format!("opening {name}"), format!("{why}: no NVIDIA driver on this host, or in this container"))
+        let library = unsafe { Library::new(name) }.map_err(|error| {
+            Error::io(
+                format!("opening {name}"),
+                format!("{}: no NVIDIA driver on this host, or in this container", why(&error)),
+            )
         })?;
         // SAFETY: the library is the driver, and lives as long as the table, in the same struct.
         let functions = unsafe { Functions::find(&library) }?;
@@ -92,6 +96,7 @@ mod tests {
     fn a_host_without_a_driver_says_so() {
         let text = Driver::open("libcorro-no-such-driver.so.1").unwrap_err().to_string();
         assert!(text.contains("libcorro-no-such-driver.so.1") && text.contains("no NVIDIA driver"), "{text}");
+        assert!(text.contains("No such file"), "{text}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! CUDA without a compiler and without a link: what Corro needs of GPUs, opened when it is first asked for.
 //!
 //! Floor 1 of Corro. It owns the driver (`libcuda.so.1`), NCCL (`libnccl.so.2`), and the few kernels that Corro brings
-//! itself. A host without a GPU loads nothing: nothing is opened before the first call of [`driver`]. It never starts a
+//! itself. A host without a GPU loads nothing: nothing is opened before the first call of [`driver()`]. It never starts a
 //! thread, knows nothing of ranks beyond NCCL's numbers, and decides nothing: who copies what to whom is decided above.
 //!
 //! | module | holds |
@@ -16,6 +16,7 @@
 //! | [`stream`] | work in order |
 //! | `signal` | numbers in memory by which streams of several processes wait for each other |
 //! | [`kernels`] | reduce, copy many pieces, Adasum, to the bit as `corro-kernels` does |
+//! | [`nccl`] | collectives between GPUs, by NVIDIA |
 //!
 //! # What is safe
 //! Memory of a GPU is no memory of Rust: a kernel that reads it too early or too late reads wrong numbers, and a wrong
@@ -29,9 +30,11 @@ pub mod device;
 pub mod driver;
 pub mod event;
 mod failure;
+mod functions;
 pub mod kernels;
 pub mod mappings;
 pub mod memory;
+pub mod nccl;
 pub mod sharing;
 mod signal;
 pub mod span;
@@ -44,6 +47,7 @@ pub use event::{Event, EventHandle, EventPool};
 pub use kernels::{Kernels, Pair, Piece, Reduction};
 pub use mappings::{MappingCache, Opener};
 pub use memory::{Allocation, DeviceMemory, Pinned, PinnedRegion};
+pub use nccl::{Communicator, Nccl, UniqueId};
 pub use sharing::{Mapping, MemoryHandle, SharedMemory};
 pub use span::Span;
 pub use stream::Stream;

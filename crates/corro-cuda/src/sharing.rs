@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::device::Device;
 use crate::mappings::Opener;
 use crate::span::Span;
-use crate::sys::{INVALID_VALUE, IPC_MEM_LAZY_ENABLE_PEER_ACCESS, IpcHandle, NOT_SUPPORTED, POINTER_IPC_CAPABLE, SUCCESS};
+use crate::sys::{
+    INVALID_VALUE, IPC_MEM_LAZY_ENABLE_PEER_ACCESS, IpcHandle, NOT_SUPPORTED, POINTER_IPC_CAPABLE, SUCCESS,
+};
 
 /// What another process maps an allocation by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -25,9 +25,8 @@ impl Stream {
         let code = unsafe { (device.functions().cuCtxGetStreamPriorityRange)(&raw mut least, &raw mut greatest) };
         device.check(code, || "asking for the priorities of streams".into())?;
         // SAFETY: it writes one handle, which is destroyed once.
-        let code = unsafe {
-            (device.functions().cuStreamCreateWithPriority)(&raw mut raw, STREAM_NON_BLOCKING, greatest)
-        };
+        let code =
+            unsafe { (device.functions().cuStreamCreateWithPriority)(&raw mut raw, STREAM_NON_BLOCKING, greatest) };
         device.check(code, || "creating a stream".into())?;
         Ok(Self { device: device.clone(), raw, owned: true })
     }
@@ -82,9 +81,8 @@ impl Stream {
         }
         let _entered = self.device.enter()?;
         // SAFETY: both are reachable for as many bytes by the promise behind every span, and stay so until the work is done.
-        let code = unsafe {
-            (self.device.functions().cuMemcpyAsync)(to.address(), from.address(), from.len(), self.raw)
-        };
+        let code =
+            unsafe { (self.device.functions().cuMemcpyAsync)(to.address(), from.address(), from.len(), self.raw) };
         self.device.check(code, || format!("copying {} bytes", from.len()))
     }
 
@@ -95,9 +93,7 @@ impl Stream {
         }
         let _entered = self.device.enter()?;
         // SAFETY: as for `copy`.
-        let code = unsafe {
-            (self.device.functions().cuMemsetD8Async)(memory.address(), 0, memory.len(), self.raw)
-        };
+        let code = unsafe { (self.device.functions().cuMemsetD8Async)(memory.address(), 0, memory.len(), self.raw) };
         self.device.check(code, || format!("zeroing {} bytes", memory.len()))
     }
 

@@ -7,8 +7,10 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use corro_core::{Error, Result};
+use corro_core::Error;
 use libloading::Library;
+
+use crate::functions::function_table;
 
 /// What every function returns: 0, or the number of an error.
 pub(crate) type Code = c_int;
@@ -55,44 +57,9 @@ pub(crate) const MEM_HOST_PORTABLE_MAPPED: c_uint = 1 | 2;
 
 pub(crate) const POINTER_IPC_CAPABLE: c_int = 10;
 
-macro_rules! functions {
-    (
-        required { $($name:ident($($argument:ty),*);)* }
-        optional { $($optional:ident($($optional_argument:ty),*);)* }
-    ) => {
-        /// The table: one field for each function, named after it.
-        #[expect(non_snake_case, reason = "the driver's names")]
-        pub(crate) struct Functions {
-            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> Code,)*
-            $(pub(crate) $optional: Option<unsafe extern "C" fn($($optional_argument),*) -> Code>,)*
-        }
-
-        impl Functions {
-            /// Finds all of them. The error names the one that is missing.
-            ///
-            /// # Safety
-            /// `library` must be NVIDIA's driver, or have functions with these names and signatures. It must stay loaded
-            /// for as long as the table is used.
-            pub(crate) unsafe fn find(library: &Library) -> Result<Self> {
-                Ok(Self {
-                    $($name: {
-                        // SAFETY: the caller's promise; the signature is the header's.
-                        let found = unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) };
-                        *found.map_err(|_| missing(stringify!($name), version(library)))?
-                    },)*
-                    // SAFETY: as above.
-                    $($optional: unsafe { library.get(concat!(stringify!($optional), "\0").as_bytes()) }.ok().map(|f| *f),)*
-                })
-            }
-        }
-
-        /// The names of all functions that must be there.
-        #[cfg(test)]
-        pub(crate) const REQUIRED: &[&str] = &[$(stringify!($name)),*];
-    };
-}
-
-functions! {
+function_table! {
+    /// The table: one field for each function, named after it.
+    Functions, missing: missing,
     required {
         cuInit(c_uint);
         cuDriverGetVersion(*mut c_int);
@@ -162,8 +129,9 @@ functions! {
     }
 }
 
-fn missing(name: &str, version: Option<c_int>) -> Error {
-    let version = version.map_or_else(|| "of an unknown version".into(), |v| format!("for CUDA {}", version_text(v)));
+fn missing(library: &Library, name: &str) -> Error {
+    let version =
+        version(library).map_or_else(|| "of an unknown version".into(), |v| format!("for CUDA {}", version_text(v)));
     Error::Native {
         library: "CUDA".into(),
         code: 0,
@@ -192,7 +160,10 @@ mod tests {
 
     #[test]
     fn versions_read_as_people_write_them() {
-        assert_eq!((version_text(13000), version_text(11080), version_text(12040)), ("13.0".into(), "11.8".into(), "12.4".into()));
+        assert_eq!(
+            (version_text(13000), version_text(11080), version_text(12040)),
+            ("13.0".into(), "11.8".into(), "12.4".into())
+        );
     }
 
     #[test]
@@ -201,7 +172,7 @@ mod tests {
         let library = unsafe { Library::new("libc.so.6") }.unwrap();
         // SAFETY: nothing is found, so nothing is called.
         let text = unsafe { Functions::find(&library) }.err().unwrap().to_string();
-        assert!(text.contains(REQUIRED[0]) && text.contains("newer NVIDIA driver"), "{text}");
+        assert!(text.contains("cuInit") && text.contains("newer NVIDIA driver"), "{text}");
     }
 
     #[test]

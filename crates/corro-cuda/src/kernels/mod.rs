@@ -181,9 +181,8 @@ impl Kernels {
         if let Some((to, from)) = pieces.iter().find(|(to, from)| to.len() != from.len()) {
             return Err(Error::Bug(format!("a copy of {} bytes to {}", from.len(), to.len())));
         }
-        let entries = pieces
-            .iter()
-            .flat_map(|(to, from)| table::gather_entries(from.address(), to.address(), from.len() as u64));
+        let entries =
+            pieces.iter().flat_map(|(to, from)| table::gather_entries(from.address(), to.address(), from.len() as u64));
         for Table { entry, entries, chunks } in tables(entries, GATHER_CHUNK) {
             let work = GatherWork { entry, entries, chunks };
             self.0.launch(stream, (Function::Gather, DType::U8), self.0.grid(chunks), &work)?;
@@ -223,14 +222,7 @@ impl Kernels {
     }
 
     /// Adasum of each pair, by the `sums` that [`Self::dots`] has left there (and that others may have added to since).
-    pub fn adasum(
-        &self,
-        stream: &Stream,
-        dtype: DType,
-        pairs: &[Pair<'_>],
-        lower: bool,
-        sums: Span<'_>,
-    ) -> Result<()> {
+    pub fn adasum(&self, stream: &Stream, dtype: DType, pairs: &[Pair<'_>], lower: bool, sums: Span<'_>) -> Result<()> {
         for work in adasum_works(dtype, pairs, lower, sums)? {
             self.0.launch(stream, (Function::Adasum, dtype), self.0.grid(work.chunks), &work)?;
         }
