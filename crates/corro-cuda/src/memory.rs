@@ -204,6 +204,13 @@ impl DeviceMemory {
         Self { address, len, device, ready: None, keep: Arc::new(allocation) }
     }
 
+    /// The same memory once more, for whoever works on it: it is kept until both are gone.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        let Self { address, len, device, ready, keep } = self;
+        Self { address: *address, len: *len, device: *device, ready: ready.clone(), keep: Arc::clone(keep) }
+    }
+
     /// What keeps the memory: to be held by whoever has given work on it to a stream, until that is done.
     pub fn keeper(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::clone(&self.keep)

@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::memory::Memory;
 use crate::outcome::{Outcome, Outcomes};
-use crate::plane::Plane;
+use crate::plane::{Plane, check};
 use crate::tensor::Tensor;
 
 /// The name of the plane.
@@ -55,17 +55,6 @@ impl Plane for Host {
             Kind::AddSet { .. } | Kind::RemoveSet { .. } => Err(Error::Bug("process sets are not collectives".into())),
         }
     }
-}
-
-/// An error if what all have agreed on, as a peer tells it, can't have come from matching their requests.
-fn check(agreed: &Agreed, members: usize) -> Result<()> {
-    let shapes = if agreed.kind.has_free_rows() { members } else { 1 };
-    let has_rows = !agreed.kind.needs_rows() || agreed.shapes.iter().all(|shape| !shape.0.is_empty());
-    let has_splits = agreed.splits.iter().all(|splits| splits.is_empty() || splits.len() == members);
-    if agreed.shapes.len() == shapes && has_rows && has_splits {
-        return Ok(());
-    }
-    Err(Error::Malformed(format!("tensor {} is to run with {} shapes", agreed.name, agreed.shapes.len())))
 }
 
 fn each(

@@ -15,7 +15,7 @@ use crate::choice::{Choice, choose};
 use crate::exchange::exchange;
 use crate::facts::{FACTS_CAP, Facts};
 use crate::host::Host;
-use crate::plane::{Plane, Row, Wanted};
+use crate::plane::{Plane, Releases, Row, Wanted};
 use crate::tensor::Tensor;
 
 /// Makes the plane that carries tensors between GPUs and the host, and there does what [`Host`] does. To the other members
@@ -48,10 +48,10 @@ impl Table {
     }
 
     /// What this process says about itself.
-    fn describe(&self, host: &str) -> Facts {
+    fn describe(&self, host: &str, device: Option<usize>) -> Facts {
         let mut facts = Facts { host: host.to_owned(), forced: self.forced.clone(), ..Facts::default() };
         for row in &self.rows {
-            row.describe(&mut facts);
+            row.describe(&mut facts, device);
         }
         facts
     }
@@ -78,14 +78,15 @@ pub struct Planes {
     facts: Vec<Facts>,
     /// What was chosen before.
     chosen: Vec<(Wanted, Option<usize>)>,
+    releases: Releases,
 }
 
 impl Planes {
     /// Those of a process set. `locality` is the same in all processes that could share memory.
-    pub fn new(table: Table, locality: String) -> Self {
+    pub fn new(table: Table, locality: String, releases: Releases) -> Self {
         let open = table.rows.iter().map(|_| None).collect();
         let struck = vec![None; table.rows.len()];
-        Self { table, locality, host: Host, staged: None, open, struck, facts: Vec::new(), chosen: Vec::new() }
+        Self { table, locality, host: Host, staged: None, open, struck, facts: Vec::new(), chosen: Vec::new(), releases }
     }
 
     /// The plane that runs this batch, the same on all members but for [`Staging`]. All must ask for the same batches in the same
@@ -112,7 +113,8 @@ impl Planes {
         tensors: &[Tensor],
     ) -> Result<&mut dyn Plane> {
         let wanted = agreed.first().and_then(|agreed| Wanted::of(agreed)).filter(|_| place == Place::Gpu);
-        let row = wanted.map_or(Ok(None), |wanted| self.row(group, members, wanted))?;
+        let device = tensors.iter().find_map(Tensor::device);
+        let row = wanted.map_or(Ok(None), |wanted| self.row(group, members, wanted, device))?;
         if let Some(row) = row {
             let open = self.open.get_mut(row).and_then(Option::as_mut);
             return Ok(&mut **open.ok_or_else(|| Error::Bug("a plane was chosen and not opened".into()))?);
@@ -130,20 +132,31 @@ impl Planes {
     }
 
     /// The row that serves such batches.
-    fn row(&mut self, group: &mut Group, members: &[Rank], wanted: Wanted) -> Result<Option<usize>> {
+    fn row(
+        &mut self,
+        group: &mut Group,
+        members: &[Rank],
+        wanted: Wanted,
+        device: Option<usize>,
+    ) -> Result<Option<usize>> {
         if let Some((_, row)) = self.chosen.iter().find(|(before, _)| *before == wanted) {
             return Ok(*row);
         }
         if self.facts.is_empty() {
-            let mine = self.table.describe(&self.locality);
+            let mine = self.table.describe(&self.locality, device);
             self.facts = exchange(group, members, &mine, FACTS_CAP)?;
         }
         let choice = loop {
             let choice = choose(&self.table.rows, &self.struck, members, &self.facts, wanted)?;
             match choice.row {
                 Some(row) if self.open[row].is_none() => {
-                    match self.table.rows[row].open(group, members, &self.facts)? {
-                        Ok(plane) => self.open[row] = Some(plane),
+                    match self.table.rows[row].open(group, members, &self.facts, device)? {
+                        Ok(plane) => {
+                            if let Some(release) = plane.release() {
+                                self.releases.add(release);
+                            }
+                            self.open[row] = Some(plane);
+                        }
                         Err(why) => {
                             self.struck[row] = Some(why);
                             continue;

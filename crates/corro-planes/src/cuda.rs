@@ -1,0 +1,13 @@
+//! Planes of NVIDIA's GPUs.
+
+mod done;
+mod ipc;
+mod layout;
+mod local;
+mod members;
+mod movement;
+mod row;
+mod signals;
+
+pub use done::CudaDone;
+pub use row::CudaIpc;
