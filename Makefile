@@ -50,6 +50,7 @@ lint: ## format, clippy, documentation, spelling, floors, table of crates, circl
 	python3 scripts/sizes.py
 	python3 scripts/one_build.py
 	python3 scripts/horovod_modules.py --check
+	scripts/ptx --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 	$(CARGO) build --quiet --workspace --examples
@@ -97,6 +98,7 @@ gen: ## remake generated files
 	$(EXAMPLES)/header > target/corro.h.new
 	mv target/corro.h.new crates/corro-capi/include/corro.h
 	python3 scripts/horovod_modules.py
+	scripts/ptx
 
 bench: ## measure beside the peers; needs a quiet machine, and root for the two-host part
 	$(CARGO) build --release --quiet -p corro-bench
@@ -129,12 +131,13 @@ versions: wheel ## the same wheel with an old torch and an old TensorFlow, and w
 	scripts/python_test tf-old
 	scripts/python_test 312
 
-deep: fuzz sanitize audit sdist ## longer: fuzzing, sanitizers, source packages, whole products, races, jobs that fail in all ways, and Miri where a nightly toolchain is installed
+deep: fuzz sanitize audit sdist ## longer: fuzzing, sanitizers, source packages, whole products, races, jobs that fail in all ways, GPU kernels compiled again, and Miri where a nightly toolchain is installed
 	scripts/python_install new
 	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
 	CORRO_TEST_THOROUGH=1 python3 scripts/rust_test.py conformance
 	CORRO_TEST_THOROUGH=1 scripts/python_test tf
 	CORRO_TEST_SCHEDULES=300000 python3 scripts/rust_test.py /races -- --release
+	scripts/ptx --compare
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \
 		$(CARGO) +nightly miri test -p corro-transport ring; \
 	else echo "make deep: Miri is not installed, left out"; fi

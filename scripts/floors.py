@@ -10,6 +10,7 @@ import sys
 FLOORS = {
     "corro-core": 0,
     "corro-kernels": 1,
+    "corro-cuda": 1,
     "corro-log": 1,
     "corro-transport": 2,
     "corro-collectives": 3,
