@@ -233,19 +233,17 @@ impl Run {
             }
         }
         // Also if a bell woke us for nothing: one that rings on and on must not keep us from seeing that the wait is over.
-        self.look_up(links, buffers, &busy, deadline)
+        self.look_up(links, buffers, deadline)
     }
 
     /// Nothing moves: an error if there is nothing to wait for any more. True if something has moved after all.
-    fn look_up(
-        &mut self,
-        links: &mut Links,
-        buffers: &mut Buffers<'_>,
-        busy: &[usize],
-        deadline: Deadline,
-    ) -> Result<bool> {
-        for peer in busy {
-            if let Err(gone) = links.to(*peer)?.check() {
+    fn look_up(&mut self, links: &mut Links, buffers: &mut Buffers<'_>, deadline: Deadline) -> Result<bool> {
+        // A peer with which nothing is under way may have done its part, or sent what comes later, and left.
+        let lanes = self.schedule.lanes.iter().zip(&self.lanes);
+        let waits = lanes.filter(|(_, state)| !(state.sending.is_empty() && state.receiving.is_empty()));
+        let peers: Vec<usize> = waits.map(|(lane, _)| lane.peer).collect();
+        for peer in peers {
+            if let Err(gone) = links.to(peer)?.check() {
                 // A peer may well leave right after it has sent what we wait for.
                 return if self.pass(links, buffers)? { Ok(true) } else { Err(gone) };
             }
