@@ -16,10 +16,11 @@ FLOORS = {
     "corro-collectives": 3,
     "corro-agreement": 3,
     "corro-membership": 3,
-    "corro-engine": 4,
-    "corro-capi": 5,
-    "corro-launch": 5,
-    "corro-python": 6,
+    "corro-planes": 4,
+    "corro-engine": 5,
+    "corro-capi": 6,
+    "corro-launch": 6,
+    "corro-python": 7,
     # For tests, above all floors: whoever does not name it as a dev-dependency would depend upwards.
     "corro-testing": 8,
     # Not part of the house: they use it.

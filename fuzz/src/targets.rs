@@ -7,6 +7,7 @@ pub mod handshake_client;
 pub mod handshake_server;
 pub mod meeting_file;
 pub mod membership_messages;
+pub mod plane_facts;
 pub mod store_session;
 
 /// What takes bytes, and what it is called.
@@ -19,7 +20,7 @@ pub struct Target {
 }
 
 /// All there are.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "agent_messages", run: agent_messages::run },
     Target { name: "codec", run: codec::run },
     Target { name: "engine_messages", run: engine_messages::run },
@@ -27,5 +28,6 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "handshake_server", run: handshake_server::run },
     Target { name: "meeting_file", run: meeting_file::run },
     Target { name: "membership_messages", run: membership_messages::run },
+    Target { name: "plane_facts", run: plane_facts::run },
     Target { name: "store_session", run: store_session::run },
 ];

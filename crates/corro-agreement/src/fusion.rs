@@ -8,7 +8,7 @@
 use corro_core::DType;
 
 use crate::matching::Agreed;
-use crate::request::Kind;
+use crate::request::{Kind, Place};
 
 /// Tensors that run as one collective, by their place in the list that was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Limits {
 struct Key {
     kind: Kind,
     dtype: DType,
-    gpu: bool,
+    place: Place,
     group: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ fn key(agreed: &Agreed, limits: Limits) -> Option<Key> {
         return None;
     }
     let group = group.filter(|_| limits.only_groups);
-    Some(Key { kind: agreed.kind.clone(), dtype: agreed.dtype, gpu: agreed.gpu, group })
+    Some(Key { kind: agreed.kind.clone(), dtype: agreed.dtype, place: agreed.place, group })
 }
 
 /// Bytes of the result, which is what a batch must hold.
@@ -102,7 +102,7 @@ mod tests {
             dtype,
             shapes: vec![Shape(vec![elements])],
             splits: vec![],
-            gpu: false,
+            place: Place::Host,
             group,
         }
     }

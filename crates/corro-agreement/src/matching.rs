@@ -10,7 +10,7 @@ use corro_core::shape::share;
 use corro_core::{DType, Error, Rank, Result, Shape};
 use serde::{Deserialize, Serialize};
 
-use crate::request::{Device, Kind, Request};
+use crate::request::{Kind, Place, Request};
 
 /// What all ranks have agreed to do with one tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,8 +25,8 @@ pub struct Agreed {
     pub shapes: Vec<Shape>,
     /// Alltoall: each rank's splits.
     pub splits: Vec<Vec<usize>>,
-    /// Whether the tensors are on GPUs.
-    pub gpu: bool,
+    /// Where the tensors are.
+    pub place: Place,
     /// The group it completes with.
     pub group: Option<(u64, usize)>,
 }
@@ -135,8 +135,8 @@ fn agreed(requests: &[(Rank, &Request)]) -> Agreed {
         .collect();
     let kind =
         if let Kind::Alltoall { .. } = first.kind { Kind::Alltoall { splits: vec![] } } else { first.kind.clone() };
-    let gpu = matches!(first.device, Device::Gpu(_));
-    Agreed { name: first.name.clone(), kind, dtype: first.dtype, shapes, splits, gpu, group: first.group }
+    let place = Place::of(requests.iter().map(|(_, r)| r.device));
+    Agreed { name: first.name.clone(), kind, dtype: first.dtype, shapes, splits, place, group: first.group }
 }
 
 /// What of a shape must be equal: all of it, or all but the first dimension.
@@ -191,6 +191,7 @@ mod tests {
     use corro_core::ReduceOp;
 
     use super::*;
+    use crate::request::Device;
 
     fn allreduce() -> Kind {
         Kind::Allreduce { op: ReduceOp::Sum, prescale: 1f64.to_bits(), postscale: 1f64.to_bits() }
@@ -260,7 +261,17 @@ mod tests {
     #[test]
     fn gpus_may_differ_in_number() {
         let on = |gpu| Request { device: Device::Gpu(gpu), ..request(allreduce()) };
-        assert!(with_odd_one(&on(0), &on(3)).unwrap().gpu);
+        assert_eq!(with_odd_one(&on(0), &on(3)).unwrap().place, Place::Gpu);
+    }
+
+    #[test]
+    fn one_copy_in_host_memory_is_enough_to_keep_all_off_the_gpus() {
+        let on = |device| Request { device, ..request(allreduce()) };
+        let place = |usual, odd| with_odd_one(&on(usual), &on(odd)).unwrap().place;
+        assert_eq!(place(Device::Gpu(0), Device::Copied(0)), Place::Copied);
+        assert_eq!(place(Device::Copied(0), Device::Gpu(1)), Place::Copied);
+        assert_eq!(place(Device::Copied(0), Device::Copied(0)), Place::Copied);
+        assert_eq!(place(Device::Cpu, Device::Cpu), Place::Host);
     }
 
     #[test]

@@ -194,6 +194,7 @@ mod tests {
     use corro_core::DType;
 
     use super::*;
+    use crate::request::Place;
     use crate::simulator::allreduce;
 
     const COST: Duration = Duration::from_micros(30);
@@ -212,7 +213,7 @@ mod tests {
             dtype,
             shapes,
             splits: vec![],
-            gpu: false,
+            place: Place::Host,
             group: None,
         })
     }

@@ -11,14 +11,47 @@ pub const NAME_CAP: usize = 4096;
 pub enum Device {
     /// In host memory.
     Cpu,
-    /// On this GPU of the rank's host. Ranks may use different ones; only "CPU or GPU" must agree.
+    /// On this GPU of the rank's host, of which the engine is given a copy in host memory. Ranks may use different GPUs; only
+    /// "CPU or GPU" must agree.
+    Copied(u32),
+    /// On this GPU of the rank's host, where the engine finds it.
     Gpu(u32),
 }
 
 impl Device {
     /// Whether it is a GPU.
     pub const fn is_gpu(self) -> bool {
-        matches!(self, Self::Gpu(_))
+        !matches!(self, Self::Cpu)
+    }
+}
+
+/// Where the tensors of all ranks live, which decides who may move them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Place {
+    /// In host memory.
+    Host,
+    /// On GPUs; at least one rank's engine is given a copy in host memory.
+    Copied,
+    /// On GPUs, where the engines of all ranks find them.
+    Gpu,
+}
+
+impl Place {
+    /// Of a tensor that lives on these devices.
+    pub fn of(devices: impl IntoIterator<Item = Device>) -> Self {
+        let one = |device| match device {
+            Device::Cpu => Self::Host,
+            Device::Copied(_) => Self::Copied,
+            Device::Gpu(_) => Self::Gpu,
+        };
+        // Ranks that differ in "CPU or GPU" don't come so far.
+        let both = |a: Self, b: Self| if a == b { a } else { Self::Copied };
+        devices.into_iter().map(one).reduce(both).unwrap_or(Self::Host)
+    }
+
+    /// Whether it is on GPUs.
+    pub const fn is_gpu(self) -> bool {
+        !matches!(self, Self::Host)
     }
 }
 

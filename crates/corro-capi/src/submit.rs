@@ -139,12 +139,12 @@ unsafe fn submission(tensor: &corro_tensor, kind: Kind) -> Result<Submission, Fa
         return Err(usage(format!("the output of tensor {name} overlaps with its input")));
     }
     // SAFETY: by the contract above; as an input it is never written to.
-    let input = has_input.then(|| unsafe { buffer(tensor.input.cast_mut(), bytes) });
+    let input = has_input.then(|| unsafe { buffer(tensor.input.cast_mut(), bytes) }.into());
     let output = match tensor.output {
         at if at.is_null() => Output::None,
         // SAFETY: by the contract above, and there is room.
-        at if same_size => Output::InPlace(unsafe { buffer(at, bytes) }),
-        _ => Output::Allocate(Box::new(move |shape| Ok(room.place(shape.bytes(dtype)?)))),
+        at if same_size => Output::InPlace(unsafe { buffer(at, bytes) }.into()),
+        _ => Output::Allocate(Box::new(move |shape| Ok(room.place(shape.bytes(dtype)?).into()))),
     };
     let set = tensor.process_set;
     Ok(Submission { set, input, output, ..Submission::new(name, kind, dtype, shape) })
@@ -156,7 +156,7 @@ fn overlap(a: usize, a_bytes: usize, b: usize, b_bytes: usize) -> bool {
 
 /// An error if a result did not find the place that was meant for it, and nobody holds a ticket to fetch it by.
 fn in_its_place(tensor: &corro_tensor, outcome: &Outcome) -> Answer {
-    let result = outcome.output.as_ref().map(Buffer::as_slice).unwrap_or_default();
+    let result = outcome.bytes()?;
     if result.is_empty() || result.as_ptr().addr() == tensor.output.addr() {
         return Ok(());
     }

@@ -243,7 +243,7 @@ pub extern "C" fn corro_finish(ticket: corro_ticket) -> i32 {
 pub unsafe extern "C" fn corro_result(ticket: corro_ticket, data: *mut *const c_void, bytes: *mut usize) -> i32 {
     answer(|| {
         with_outcome(ticket, |outcome| {
-            let result = outcome.output.as_ref().map(corro_core::Buffer::as_slice).unwrap_or_default();
+            let result = outcome.bytes()?;
             // SAFETY: by the contract above.
             unsafe {
                 put(data, result.as_ptr().cast(), "the place for the address")?;
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn corro_result(ticket: corro_ticket, data: *mut *const c_
 pub unsafe extern "C" fn corro_result_copy(ticket: corro_ticket, to: *mut c_void, room: usize) -> i32 {
     answer(|| {
         with_outcome(ticket, |outcome| {
-            let result = outcome.output.as_ref().map(corro_core::Buffer::as_slice).unwrap_or_default();
+            let result = outcome.bytes()?;
             if result.len() > room {
                 return Err(usage(format!("the result has {} bytes, but there is room for {room}", result.len())));
             }

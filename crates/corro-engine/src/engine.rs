@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use corro_agreement::node::Gear;
 use corro_agreement::request::Kind;
 use corro_core::{Buffer, Error, Rank, Reason, Result, config};
+use corro_planes::Outcome;
 use corro_transport::secret::Secret;
 use corro_transport::{Fabric, Settings, forks};
 
 use crate::advice;
 use crate::core::{Core, Whole};
 use crate::options::Options;
-use crate::promise::Outcome;
 use crate::set::{Ended, ProcessSet, group_number, set_request};
 use crate::sets::{Sets, duplicate};
 use crate::submission::{GLOBAL, Submission};
@@ -37,13 +37,13 @@ const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
 ///         let sum = Submission::allreduce("gradient", ReduceOp::Sum, DType::U8, Shape(vec![4]), data.into());
 ///         let ticket = engine.submit(sum)?;
 ///         // ... compute something else meanwhile ...
-///         let sum = ticket.wait()?.output.map(|buffer| buffer.into_vec());
+///         let sum = ticket.wait()?.into_bytes()?;
 ///         engine.shutdown();
 ///         Ok::<_, corro_core::Error>(sum)
 ///     })
 /// });
 /// for rank in ranks.collect::<Vec<_>>() {
-///     assert_eq!(rank.join().unwrap()?, Some(vec![3, 3, 3, 3]));
+///     assert_eq!(rank.join().unwrap()?, [3, 3, 3, 3]);
 /// }
 /// # Ok::<(), corro_core::Error>(())
 /// ```

@@ -8,6 +8,7 @@ use corro_agreement::coordinator::StallLimits;
 use corro_agreement::fusion;
 use corro_agreement::node::Rules;
 use corro_core::{Result, config};
+use corro_planes::Table;
 use corro_transport::Fabric;
 
 use crate::tuning::autotune;
@@ -35,6 +36,8 @@ pub struct Options {
     pub cores: Vec<usize>,
     /// How many operations the flight recorder keeps.
     pub recorded: usize,
+    /// Who may move tensors that lie in the memory of GPUs. The same on all ranks.
+    pub planes: Table,
 }
 
 impl Default for Options {
@@ -51,6 +54,7 @@ impl Default for Options {
             tuning: None,
             cores: Vec::new(),
             recorded: 1024,
+            planes: Table::default(),
         }
     }
 }
@@ -81,6 +85,7 @@ impl Options {
             tuning: if config::AUTOTUNE.flag(false) { Some(Tuning::from_env()?) } else { None },
             cores: config::THREAD_AFFINITY.numbers()?,
             recorded: config::RECORDER.number(default.recorded)?,
+            planes: default.planes,
         })
     }
 

@@ -3,22 +3,10 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use corro_core::{Buffer, Error, Rank, Result, Shape};
+use corro_core::{Error, Result};
+use corro_planes::Outcome;
 
 use crate::primitive::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
-
-/// What became of a tensor.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    /// Where the result is: the buffer that was given for it, or the one that was allocated.
-    pub output: Option<Buffer>,
-    /// The result's dimensions.
-    pub shape: Shape,
-    /// Alltoall: rows from each rank of the set.
-    pub received_splits: Vec<usize>,
-    /// Join: who came last.
-    pub last_joined: Option<Rank>,
-}
 
 type Callback = Box<dyn FnOnce(Result<Outcome>) + Send>;
 
@@ -32,13 +20,20 @@ enum State {
 /// The end of a ticket that the engine holds.
 pub(crate) struct Promise {
     done: AtomicBool,
+    /// Set before that if a device still works on the result.
+    enqueued: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Promise {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { done: AtomicBool::new(false), state: Mutex::new(State::Pending), changed: Condvar::new() })
+        Arc::new(Self {
+            done: AtomicBool::new(false),
+            enqueued: AtomicBool::new(false),
+            state: Mutex::new(State::Pending),
+            changed: Condvar::new(),
+        })
     }
 
     /// Tells promises apart.
@@ -56,6 +51,9 @@ impl Promise {
                 callback(result);
             }
             State::Pending => {
+                if result.as_ref().is_ok_and(|outcome| outcome.after.is_some()) {
+                    self.enqueued.store(true, Ordering::Relaxed);
+                }
                 *state = State::Done(result);
                 self.done.store(true, Ordering::Release);
                 drop(state);
@@ -68,6 +66,24 @@ impl Promise {
 
     pub(crate) fn is_kept(&self) -> bool {
         self.done.load(Ordering::Acquire)
+    }
+
+    /// Whether it is kept, and no device works on the result any more. Does not wait.
+    pub(crate) fn is_done(&self) -> bool {
+        self.is_kept() && (!self.enqueued.load(Ordering::Relaxed) || self.device_is_done())
+    }
+
+    #[cold]
+    fn device_is_done(&self) -> bool {
+        let mut state = self.lock();
+        let State::Done(Ok(Outcome { after: Some(after), .. })) = &*state else { return true };
+        match after.is_done() {
+            Ok(done) => done,
+            Err(error) => {
+                *state = State::Done(Err(error));
+                true
+            }
+        }
     }
 
     /// Sleeps until the promise is kept or the time is over. True if it is kept.

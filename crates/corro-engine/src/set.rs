@@ -8,11 +8,10 @@
 //! | `hand_over` | its two locks; who does its work, a program that waits or its own threads, and who wakes whom |
 //! | `driving`, `running` | what that work is |
 //! | `standing` | what it says when it is asked whether it can still go on |
-//! | `wires`, `executor` | messages to the neighbours; a batch on a group |
+//! | `wires` | messages to the neighbours |
 
 mod driving;
 mod entries;
-mod executor;
 mod following;
 mod hand_over;
 mod lane;

@@ -1,7 +1,8 @@
 //! What a program hands to the engine.
 
 use corro_agreement::request::{Device, Kind, Request};
-use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
+use corro_core::{DType, Error, Rank, ReduceOp, Result, Shape};
+use corro_planes::{DeviceMemory, Memory, Output};
 
 /// Number of the set of all ranks.
 pub const GLOBAL: u32 = 0;
@@ -19,39 +20,12 @@ pub struct Submission {
     pub dtype: DType,
     /// The dimensions.
     pub shape: Shape,
-    /// Where it lives.
+    /// Where it lives. Of a GPU's tensor the engine sees by itself whether it was given that, or a copy in host memory.
     pub device: Device,
     /// What this rank brings, if that is not in the result's place already.
-    pub input: Option<Buffer>,
+    pub input: Option<Memory>,
     /// Where the result goes.
     pub output: Output,
-}
-
-/// Makes room for a result of this shape.
-pub type Allocate = Box<dyn FnOnce(&Shape) -> Result<Buffer> + Send>;
-
-/// Where a result goes.
-#[derive(Default)]
-pub enum Output {
-    /// Into this buffer. If there is no input, it also holds what this rank brings. If the result turns out to have another
-    /// size, the tensor fails on all ranks.
-    InPlace(Buffer),
-    /// Into what this gives, called with the result's shape once that is known. May run on any thread. If it fails, or gives
-    /// a place of another size, this rank's ticket fails; the others have their results.
-    Allocate(Allocate),
-    /// Into memory of the engine's own; or there is none.
-    #[default]
-    None,
-}
-
-impl std::fmt::Debug for Output {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::InPlace(buffer) => write!(f, "InPlace({buffer:?})"),
-            Self::Allocate(_) => f.write_str("Allocate"),
-            Self::None => f.write_str("None"),
-        }
-    }
 }
 
 impl Submission {
@@ -70,7 +44,7 @@ impl Submission {
     }
 
     /// An allreduce in place.
-    pub fn allreduce(name: impl Into<String>, op: ReduceOp, dtype: DType, shape: Shape, data: Buffer) -> Self {
+    pub fn allreduce(name: impl Into<String>, op: ReduceOp, dtype: DType, shape: Shape, data: Memory) -> Self {
         let one = 1f64.to_bits();
         let kind = Kind::Allreduce { op, prescale: one, postscale: one };
         Self { output: Output::InPlace(data), ..Self::new(name, kind, dtype, shape) }
@@ -116,6 +90,11 @@ impl Submission {
             }
             _ => {}
         }
+        if self.device == Device::Cpu && self.gpu_memory().is_some() {
+            return Err(Error::Usage(format!(
+                "tensor {name} lies in the memory of a GPU, but is said to live on the host"
+            )));
+        }
         if let Some((op, pre, post)) = self.kind.reduction() {
             check_scale(op, self.dtype, f64::from_bits(pre), f64::from_bits(post))?;
         }
@@ -123,13 +102,13 @@ impl Submission {
         let in_place = matches!(self.kind, Kind::Allreduce { .. } | Kind::Broadcast { .. });
         let given = match (&self.input, &self.output) {
             (Some(input), _) => Some(input.len()),
-            (None, Output::InPlace(buffer)) if in_place => Some(buffer.len()),
+            (None, Output::InPlace(memory)) if in_place => Some(memory.len()),
             (None, Output::None | Output::Allocate(_)) if matches!(self.kind, Kind::Broadcast { .. }) => None,
             (None, _) if matches!(self.kind, Kind::Barrier | Kind::AddSet { .. } | Kind::RemoveSet { .. }) => None,
             (None, _) => return Err(Error::Usage(format!("tensor {name} was submitted without data"))),
         };
         let room = match &self.output {
-            Output::InPlace(buffer) if in_place => Some(buffer.len()),
+            Output::InPlace(memory) if in_place => Some(memory.len()),
             _ => None,
         };
         if let Some(given) = given.into_iter().chain(room).find(|g| *g != bytes) {
@@ -141,18 +120,29 @@ impl Submission {
         Ok(())
     }
 
+    /// The memory it lies in, if that is a GPU's.
+    pub(crate) fn gpu_memory(&self) -> Option<&DeviceMemory> {
+        let place = if let Output::InPlace(memory) = &self.output { Some(memory) } else { None };
+        self.input.as_ref().or(place)?.device()
+    }
+
     /// The request that ranks compare.
     pub(crate) fn request(&mut self, group: Option<(u64, usize)>) -> Request {
         let room = match &self.output {
-            Output::InPlace(buffer) if self.kind.needs_rows() => Some(buffer.len()),
+            Output::InPlace(memory) if self.kind.needs_rows() => Some(memory.len()),
             _ => None,
+        };
+        let device = match self.device {
+            Device::Copied(gpu) | Device::Gpu(gpu) if self.gpu_memory().is_some() => Device::Gpu(gpu),
+            Device::Copied(gpu) | Device::Gpu(gpu) => Device::Copied(gpu),
+            Device::Cpu => Device::Cpu,
         };
         Request {
             name: std::mem::take(&mut self.name),
             kind: self.kind.clone(),
             dtype: self.dtype,
             shape: std::mem::take(&mut self.shape),
-            device: self.device,
+            device,
             group,
             room,
         }

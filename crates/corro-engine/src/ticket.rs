@@ -4,20 +4,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corro_core::Result;
+use corro_planes::Outcome;
 
-use crate::promise::{Outcome, Promise};
+use crate::promise::Promise;
 use crate::set::ProcessSet;
 
 /// A submitted tensor on its way. Dropping it does not stop the tensor.
+///
+/// Of a tensor in the memory of a GPU the result *is there*, for those who wait for it, once all that makes it is enqueued; then
+/// [`Outcome::after`] says when the GPU is done, and who goes on using the result there need not wait for that. It is *done*
+/// when the GPU is.
 pub struct Ticket {
     pub(crate) promise: Arc<Promise>,
     pub(crate) set: Arc<ProcessSet>,
 }
 
 impl Ticket {
-    /// Whether waiting would return at once.
+    /// Whether it is done: waiting would return at once, with a result that nothing works on any more.
     pub fn is_done(&self) -> bool {
-        let done = self.promise.is_kept();
+        let done = self.promise.is_done();
         if done {
             self.set.looked();
         }
@@ -26,7 +31,7 @@ impl Ticket {
 
     /// As [`Ticket::is_done`], for callers that do not tell the program, which therefore does nothing because of it.
     pub fn has_ended(&self) -> bool {
-        self.promise.is_kept()
+        self.promise.is_done()
     }
 
     /// Waits for the result. The waiting thread does the engine's work meanwhile, which is faster than having it done.

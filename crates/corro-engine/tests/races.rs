@@ -20,8 +20,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use corro_core::{Error, Rank, Result};
+use corro_planes::Outcome;
 use hand_over::{Ears, HandOver, Work};
-use promise::{Outcome, Promise};
+use promise::Promise;
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread;

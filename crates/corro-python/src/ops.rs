@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "tensors arrive as addresses")]
 
 use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
-use corro_engine::{Device, Kind, Outcome, Output as Place, Submission, Ticket};
+use corro_engine::{Device, Kind, Memory, Outcome, Output as Place, Submission, Ticket};
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -92,20 +92,20 @@ fn submission(set: u32, name: String, kind: Kind, view: View, output: Option<usi
     let device = u32::try_from(device).map_or(Device::Cpu, Device::Gpu);
     let bytes = shape.bytes(dtype)?;
     let (input, output) = match output {
-        Some(to) if to == address => (None, Place::InPlace(buffer(address, bytes))),
-        Some(to) => (Some(buffer(address, bytes)), Place::InPlace(buffer(to, bytes))),
-        None => (Some(buffer(address, bytes)), Place::None),
+        Some(to) if to == address => (None, Place::InPlace(memory(address, bytes))),
+        Some(to) => (Some(memory(address, bytes)), Place::InPlace(memory(to, bytes))),
+        None => (Some(memory(address, bytes)), Place::None),
     };
     Ok(Submission { set, name, kind, dtype, shape, device, input, output })
 }
 
-fn buffer(address: usize, bytes: usize) -> Buffer {
+fn memory(address: usize, bytes: usize) -> Memory {
     let at = std::ptr::with_exposed_provenance_mut(address);
     // SAFETY: a front gives the address of a contiguous tensor with this many bytes (`corro/torch/_tensors.py` and its
     // like). The tensor's owner is kept by the caller's frame until `run` returns, or by the handle until the engine
     // has reported the outcome, after which it does not touch the buffers any more. That nobody else writes to a
     // tensor in flight is the rule of asynchronous collectives; breaking it gives wrong numbers, as in any framework.
-    unsafe { Buffer::from_raw(at, bytes, Box::new(())) }
+    unsafe { Buffer::from_raw(at, bytes, Box::new(())) }.into()
 }
 
 #[pyfunction]
@@ -137,7 +137,7 @@ pub(crate) fn run(
             Name::Of(kind) => engine.run_unnamed_while(&kind, submission(String::new())?, &mut || signals.go_on()),
         }
     })?;
-    Ok(allocated.then(|| Output::new(outcome)))
+    allocated.then(|| Output::new(py, outcome)).transpose()
 }
 
 /// Does `work` until it ends or a signal handler raises. A tensor that is still on its way then keeps the memory it needs.
@@ -265,8 +265,9 @@ pub(crate) fn shared_memory(py: Python<'_>, set_id: Option<u32>, bytes: usize) -
     let engine = engine(py)?;
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let part = outside(py, move || engine.shared_memory(set, bytes))?;
-    Ok(part.map(|part| {
+    let output = part.map(|part| {
         let shape = Shape(vec![part.len()]);
-        Output::new(Outcome { output: Some(part), shape, ..Outcome::default() })
-    }))
+        Output::new(py, Outcome { output: Some(part.into()), shape, ..Outcome::default() })
+    });
+    output.transpose()
 }

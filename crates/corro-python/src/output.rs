@@ -7,10 +7,12 @@ use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 use corro_core::Buffer;
-use corro_engine::Outcome;
+use corro_engine::{Memory, Outcome};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use pyo3::{IntoPyObjectExt, ffi};
+
+use crate::error::exception;
 
 /// See the module. Its elements are bytes to the outside; the front knows the dtype.
 #[pyclass(frozen)]
@@ -21,12 +23,14 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    pub(crate) fn new(outcome: Outcome) -> Self {
-        Self {
-            memory: Arc::new(outcome.output.unwrap_or_else(|| Buffer::from(Vec::new()))),
+    /// Of a result in host memory.
+    pub(crate) fn new(py: Python<'_>, outcome: Outcome) -> PyResult<Self> {
+        let memory = outcome.output.map_or_else(|| Ok(Buffer::from(Vec::new())), Memory::into_host);
+        Ok(Self {
+            memory: Arc::new(memory.map_err(|error| exception(py, &error))?),
             shape: outcome.shape.0,
             received_splits: outcome.received_splits,
-        }
+        })
     }
 }
 

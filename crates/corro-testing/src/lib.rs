@@ -2,6 +2,7 @@
 //!
 //! - [`Random`]: numbers that look random, the same for the same seed on every machine.
 //! - [`pairs`]: few cases that still have every pair of values, in place of a full product.
+//! - [`model`]: sample data of every dtype, and what collectives must make of it.
 //! - [`job`]: ranks as real processes, started from the test program itself.
 //! - [`wait_until`], [`Folder`], [`number`], [`thorough`], [`skip`]: waiting with a limit, scratch folders, the knobs of tests.
 //!
@@ -12,6 +13,7 @@
 mod folder;
 pub mod job;
 mod knobs;
+pub mod model;
 mod pairs;
 mod random;
 mod waiting;

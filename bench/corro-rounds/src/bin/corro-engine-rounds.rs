@@ -11,8 +11,8 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use corro_collectives::{DType, Error, Group, ReduceOp, Result};
-use corro_core::{Buffer, GroupId, Rank, Shape, config};
-use corro_engine::{Engine, GLOBAL, Options, Submission};
+use corro_core::{GroupId, Rank, Shape, config};
+use corro_engine::{Engine, GLOBAL, Memory, Options, Submission};
 use corro_transport::{Fabric, Place, Settings};
 
 fn main() -> ExitCode {
@@ -126,7 +126,7 @@ fn raw(elements: usize) -> Iteration {
 }
 
 fn waited(name: &'static str, elements: usize) -> Iteration {
-    let mut buffer = Some(Buffer::from(vec![0u8; elements * 4]));
+    let mut buffer = Some(Memory::from(vec![0u8; elements * 4]));
     Box::new(move |_, engine| {
         let data = buffer.take().unwrap_or_else(|| vec![0; elements * 4].into());
         let shape = Shape(vec![elements]);
@@ -137,7 +137,7 @@ fn waited(name: &'static str, elements: usize) -> Iteration {
 
 /// As Python programs do that give no names.
 fn unnamed(tensors: usize, elements: usize) -> Iteration {
-    let mut buffers: Vec<Option<Buffer>> = (0..tensors).map(|_| Some(vec![0u8; elements * 4].into())).collect();
+    let mut buffers: Vec<Option<Memory>> = (0..tensors).map(|_| Some(vec![0u8; elements * 4].into())).collect();
     Box::new(move |_, engine| {
         let mut tickets = Vec::with_capacity(tensors);
         for buffer in &mut buffers {
@@ -155,10 +155,10 @@ fn unnamed(tensors: usize, elements: usize) -> Iteration {
 
 /// All at once: what submitting one by one can hope to come near to.
 fn grouped(tensors: usize, elements: usize) -> Iteration {
-    let mut buffers: Vec<Option<Buffer>> = (0..tensors).map(|_| Some(vec![0u8; elements * 4].into())).collect();
+    let mut buffers: Vec<Option<Memory>> = (0..tensors).map(|_| Some(vec![0u8; elements * 4].into())).collect();
     let names: Vec<String> = (0..tensors).map(|t| format!("grouped/{tensors}/layer{t}/weight")).collect();
     Box::new(move |_, engine| {
-        let submission = |(name, buffer): (&String, &mut Option<Buffer>)| {
+        let submission = |(name, buffer): (&String, &mut Option<Memory>)| {
             let data = buffer.take().unwrap_or_else(|| vec![0; elements * 4].into());
             Submission::allreduce(name.clone(), ReduceOp::Sum, DType::F32, Shape(vec![elements]), data)
         };
@@ -171,7 +171,7 @@ fn grouped(tensors: usize, elements: usize) -> Iteration {
 }
 
 fn submitted(tensors: usize, elements: usize) -> Iteration {
-    let mut buffers: Vec<Option<Buffer>> = (0..tensors).map(|_| Some(vec![0u8; elements * 4].into())).collect();
+    let mut buffers: Vec<Option<Memory>> = (0..tensors).map(|_| Some(vec![0u8; elements * 4].into())).collect();
     let names: Vec<String> = (0..tensors).map(|t| format!("gradient/{tensors}/layer{t}/weight")).collect();
     Box::new(move |_, engine| {
         let mut tickets = Vec::with_capacity(tensors);

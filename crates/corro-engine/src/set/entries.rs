@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use corro_agreement::hash::HashMap;
 use corro_core::Error;
+use corro_planes::Tensor;
 
-use super::executor::Tensor;
 use crate::promise::Promise;
 
 /// One of them.

@@ -9,13 +9,13 @@ use corro_agreement::hash::HashSet;
 use corro_agreement::matching::Agreed;
 use corro_agreement::node::{Action, Gear};
 use corro_core::Error;
+use corro_planes::Outcome;
 
 use super::entries::Entry;
 use super::lane::tuning;
 use super::process_set::ProcessSet;
 use super::state::{After, Job, State};
 use super::wires::Heard;
-use crate::promise::Outcome;
 use crate::submission::GLOBAL;
 use crate::watch::metrics::Count;
 

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use corro_agreement::message::Knobs;
 use corro_collectives::{Group, Tuning};
 use corro_core::{GroupId, Rank, Result};
+use corro_planes::Planes;
 use corro_transport::{Fabric, Withdrawal};
 
 /// See the module.
 pub(super) struct Lane {
     pub(super) group: Group,
+    /// Who runs batches on it. They stay when the rest is replaced.
+    pub(super) planes: Planes,
     /// How many came before it.
     pub(super) generation: u64,
     /// What those that come after it go on with.
@@ -17,18 +20,18 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Opens one. All members of the set must do so.
-    pub(super) fn open(
+    /// Opens the connections of a lane. All members of the set must do so.
+    pub(super) fn connect(
         fabric: &Arc<Fabric>,
         serial: u64,
         members: &[Rank],
         (generation, tuning): (u64, Tuning),
         withdrawal: Withdrawal,
-    ) -> Result<Self> {
+    ) -> Result<Group> {
         let id = group_id(serial, 1 + generation);
         let mut group = Group::open_withdrawable(fabric, id, members, withdrawal)?;
         group.tune(tuning);
-        Ok(Self { group, generation, tuning })
+        Ok(group)
     }
 }
 

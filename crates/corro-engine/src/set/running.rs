@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use corro_agreement::node::Gear;
 use corro_agreement::request::Kind;
-use corro_collectives::Tuning;
+use corro_collectives::{Group, Tuning};
 use corro_core::{Error, Result};
+use corro_planes::{HOST, Outcome, Outcomes, Planes, Tensor};
 use corro_transport::Withdrawal;
 use smallvec::{SmallVec, smallvec};
 
 use super::entries::Entry;
-use super::executor::{self, Outcomes, Tensor};
 use super::hand_over::HandOver;
 use super::lane::Lane;
 use super::process_set::ProcessSet;
 use super::state::{After, Batch, Running, State};
-use crate::promise::{Outcome, Promise};
+use crate::promise::Promise;
 use crate::submission::Submission;
 use crate::tuning::autotune::Change;
 use crate::watch::clock::{Estimate, PeerClock, RoundTrip};
@@ -41,7 +41,7 @@ impl ProcessSet {
         if lane.is_none() {
             return Err(Box::new(submission));
         }
-        if let Err(error) = submission.check(&self.members) {
+        if let Err(error) = self.check(&submission) {
             return Ok(Err(error));
         }
         self.core.threads.take_part();
@@ -61,7 +61,7 @@ impl ProcessSet {
         let entry = Entry { tensor: None, verdict: None, promise: None, record, since: began };
         st.entries.insert_alone(request.name, entry);
         drop(st);
-        let tensor = Tensor { input: submission.input, output: submission.output, prescaled: false, refused: None };
+        let tensor = Tensor::new(submission.input, submission.output);
         let batch = Batch { agreed, mine: SmallVec::new(), tensors: smallvec![tensor], began, gear: Gear::Plan };
         let (batch, ended, result) = self.run_batch(&mut lane, batch);
         let own = self.with_state(|st| {
@@ -125,25 +125,51 @@ impl ProcessSet {
 
     /// Runs a batch, and says when it ended and how.
     fn run_batch(&self, lane: &mut Option<Lane>, mut batch: Batch) -> (Batch, Duration, Result<Outcomes>) {
-        let planned = batch.gear == Gear::Plan;
-        self.core.observers.begins(batch.began, planned, &batch.agreed);
-        let result = match (&batch.agreed[0].kind, lane) {
-            (Kind::AddSet { ranks }, _) => self.core.add_set(ranks).map(one_outcome),
-            (Kind::RemoveSet { id }, _) => self.core.remove_set(*id).map(one_outcome),
-            (_, None) => Err(self.core.over().unwrap_or(Error::Withdrawn)),
-            (_, Some(lane)) => {
-                executor::run(&mut lane.group, &self.members, &batch.agreed, &mut batch.tensors, planned)
-            }
-        };
+        let (plane, result) = self.run_on_a_plane(lane, &mut batch);
         let now = self.core.now();
         if !matches!(result, Err(Error::Withdrawn)) {
             let (began, ended, gear, well) = (batch.began, now, batch.gear, result.is_ok());
-            let ran = Ran { set: self.id, agreed: &batch.agreed, began, ended, gear, well };
+            let ran = Ran { set: self.id, agreed: &batch.agreed, plane, began, ended, gear, well };
             if let Some(change) = self.core.observers.ran(&ran) {
                 self.tune(&change);
             }
         }
         (batch, now, result)
+    }
+
+    /// Runs a batch on the plane that serves it, and says which that is.
+    fn run_on_a_plane(&self, lane: &mut Option<Lane>, batch: &mut Batch) -> (&'static str, Result<Outcomes>) {
+        let (group, chosen) = match lane {
+            None => (None, Err(self.core.over().unwrap_or(Error::Withdrawn))),
+            Some(Lane { group, planes, .. }) => {
+                let chosen = planes.choose(group, &self.members, &batch.agreed, &batch.tensors);
+                (Some(group), chosen)
+            }
+        };
+        let name = chosen.as_ref().map_or(HOST, |plane| plane.name());
+        let planned = batch.gear == Gear::Plan;
+        self.core.observers.begins(batch.began, planned, name, &batch.agreed);
+        if name != HOST {
+            self.note_plane(batch, name);
+        }
+        let result = match (&batch.agreed[0].kind, group, chosen) {
+            (Kind::AddSet { ranks }, ..) => self.core.add_set(ranks).map(one_outcome),
+            (Kind::RemoveSet { id }, ..) => self.core.remove_set(*id).map(one_outcome),
+            (_, Some(group), Ok(plane)) => plane.run(group, &self.members, &batch.agreed, &mut batch.tensors, planned),
+            (_, _, chosen) => Err(chosen.err().unwrap_or(Error::Withdrawn)),
+        };
+        (name, result)
+    }
+
+    /// Writes down on which plane a batch runs, if that is not the host's: should it hang, that is what to look at.
+    fn note_plane(&self, batch: &Batch, plane: &'static str) {
+        self.with_state(|st| {
+            for agreed in batch.agreed.iter() {
+                if let Some(record) = st.entries.get_mut(&agreed.name).map(|entry| entry.record) {
+                    st.recorder.runs_on(record, plane);
+                }
+            }
+        });
     }
 
     /// Follows the tuner: all members do from the same batch on.
@@ -230,21 +256,24 @@ impl ProcessSet {
             }
             st.withdrawal = withdrawal.clone();
         });
-        let mut new = self.opened(old.generation + 1, old.tuning, withdrawal)?;
-        new.group.barrier()?;
-        *lane = Some(new);
+        let mut group = self.connected(old.generation + 1, old.tuning, withdrawal)?;
+        group.barrier()?;
+        *lane = Some(Lane { group, generation: old.generation + 1, ..old });
         Ok(())
     }
 
     /// Opens the lane, for the first time.
     pub(super) fn open_lane(&self, generation: u64, withdrawal: Withdrawal) -> Result<()> {
-        let opened = self.opened(generation, Tuning::default(), withdrawal)?;
-        *self.hand_over.lane() = Some(opened);
+        let tuning = Tuning::default();
+        let group = self.connected(generation, tuning, withdrawal)?;
+        let fabric = &self.core.fabric;
+        let planes = Planes::new(self.core.options.planes.clone(), fabric.card(fabric.rank()).locality.clone());
+        *self.hand_over.lane() = Some(Lane { group, planes, generation, tuning });
         Ok(())
     }
 
-    fn opened(&self, generation: u64, tuning: Tuning, withdrawal: Withdrawal) -> Result<Lane> {
-        Lane::open(&self.core.fabric, self.serial, &self.members, (generation, tuning), withdrawal)
+    fn connected(&self, generation: u64, tuning: Tuning, withdrawal: Withdrawal) -> Result<Group> {
+        Lane::connect(&self.core.fabric, self.serial, &self.members, (generation, tuning), withdrawal)
     }
 
     /// Finds out how this rank's clock stands to that of the first member. All members must call this.

@@ -9,15 +9,15 @@ use corro_agreement::matching::Agreed;
 use corro_agreement::node::{Gear, Node};
 use corro_collectives::Tuning;
 use corro_core::{Error, Result};
+use corro_planes::{Outcome, Tensor};
 use corro_transport::Withdrawal;
 use smallvec::SmallVec;
 
 use super::entries::{Entries, Entry};
-use super::executor::Tensor;
 use super::hand_over::Ears;
 use super::parking::Parking;
 use super::wires::{Heard, Traffic, Wires};
-use crate::promise::{Outcome, Promise};
+use crate::promise::Promise;
 use crate::watch::recorder::{Recorder, State as Stage};
 
 /// What the lane does next.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use corro_agreement::request::Kind;
 use corro_core::{DType, Error, Result, Shape};
+use corro_planes::Tensor;
 
 use super::entries::Entry;
-use super::executor::Tensor;
 use super::parking::{Parked, name_group};
 use super::process_set::ProcessSet;
 use super::state::{After, State};
@@ -20,7 +20,7 @@ pub(crate) type Named = std::result::Result<Submission, Arc<Promise>>;
 impl ProcessSet {
     /// Takes a tensor. With `driving`, the caller is about to drive until it is done, and nobody needs to be woken.
     pub(crate) fn submit(&self, submission: Submission, driving: bool) -> Result<Arc<Promise>> {
-        submission.check(&self.members)?;
+        self.check(&submission)?;
         self.core.threads.take_part();
         self.with_state(|st| {
             if let Some(error) = &st.over {
@@ -48,7 +48,7 @@ impl ProcessSet {
     ) -> Result<Vec<Arc<Promise>>> {
         for submission in &mut submissions {
             stream.clone_into(&mut submission.name);
-            submission.check(&self.members)?;
+            self.check(submission)?;
         }
         self.core.threads.take_part();
         self.with_state(|st| {
@@ -74,7 +74,7 @@ impl ProcessSet {
     /// [`ProcessSet::submit_unnamed`] does.
     pub(crate) fn name_or_park(&self, stream: &str, mut submission: Submission) -> Result<Named> {
         stream.clone_into(&mut submission.name);
-        submission.check(&self.members)?;
+        self.check(&submission)?;
         self.core.threads.take_part();
         let mut st = self.hand_over.state();
         let name = if st.parking.has(stream) { None } else { Some(st.node.name(stream)) };
@@ -128,7 +128,7 @@ impl ProcessSet {
     /// Takes tensors that complete together, or none of them.
     pub(crate) fn submit_group(&self, submissions: Vec<Submission>, number: u64) -> Result<Vec<Arc<Promise>>> {
         for submission in &submissions {
-            submission.check(&self.members)?;
+            self.check(submission)?;
         }
         self.core.threads.take_part();
         self.with_state(|st| {
@@ -169,7 +169,7 @@ impl ProcessSet {
         let record = st.recorder.submitted(&request.name, request.kind.name(), request.bytes(), now);
         self.core.observers.submitted(now, &request);
         let Submission { input, output, .. } = submission;
-        let tensor = Tensor { input, output, prescaled: false, refused: None };
+        let tensor = Tensor::new(input, output);
         st.node.note_looks(self.core.looks());
         let entry = Entry { tensor: Some(tensor), verdict: None, promise: Some(promise), record, since: now };
         if st.node.submit_to_plan(now, &request) {
@@ -180,6 +180,20 @@ impl ProcessSet {
         }
         self.core.observers.metrics.set_queue_depth(st.entries.len() as u64);
         Ok(())
+    }
+
+    /// An error if this set can't run such a tensor whatever the other members say.
+    pub(super) fn check(&self, submission: &Submission) -> Result<()> {
+        submission.check(&self.members)?;
+        match submission.gpu_memory().filter(|_| !self.core.options.planes.takes_device_memory()) {
+            None => Ok(()),
+            Some(memory) => Err(Error::Usage(format!(
+                "tensor {} lies in the memory of GPU {}, which this engine has nothing to move it by: give it a copy in host \
+                 memory",
+                submission.name,
+                memory.device()
+            ))),
+        }
     }
 
     pub(super) fn duplicate(&self, name: &str) -> Error {

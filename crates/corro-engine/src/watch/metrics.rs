@@ -6,12 +6,13 @@
 //! counts, and whoever is asked takes a [`Snapshot`] and shows it, as words or in Prometheus' text format.
 
 use std::fmt::{self, Write as _};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use corro_agreement::request::Kind;
 use corro_core::{Rank, ReduceOp};
+use corro_planes::HOST;
 
 /// What is counted with one number. Times are nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,6 +106,9 @@ fn place(kind: &Kind) -> usize {
     }
 }
 
+/// How many planes besides the host's are told apart; there are fewer.
+const PLANES: usize = 7;
+
 /// The latency's first bucket ends at 2^10 ns, about a microsecond; each further one at twice the last, up to 69 s.
 const FIRST_BUCKET: u32 = 10;
 const BUCKETS: usize = 28;
@@ -126,6 +130,8 @@ pub struct Metrics {
     counts: [AtomicU64; COUNTERS.len()],
     tensors: [AtomicU64; KINDS.len()],
     bytes: [AtomicU64; KINDS.len()],
+    /// Batches of planes besides the host's, which has the rest: so a batch of the host is not counted twice.
+    planes: [(OnceLock<&'static str>, AtomicU64); PLANES],
     latency: [AtomicU64; BUCKETS],
     latency_nanos: AtomicU64,
     last_gear_change: Mutex<String>,
@@ -151,6 +157,14 @@ impl Metrics {
         }
         self.tensors[place(kind)].fetch_add(tensors, Relaxed);
         self.bytes[place(kind)].fetch_add(bytes, Relaxed);
+    }
+
+    /// That batch was run by another plane than the host's.
+    pub fn ran_on(&self, plane: &'static str) {
+        let own = self.planes.iter().find(|(name, _)| *name.get_or_init(|| plane) == plane);
+        if let Some((_, batches)) = own {
+            batches.fetch_add(1, Relaxed);
+        }
     }
 
     /// The gear has changed, and why.
@@ -196,6 +210,7 @@ impl Metrics {
             counts: self.counts.each_ref().map(read),
             tensors: self.tensors.each_ref().map(read),
             bytes: self.bytes.each_ref().map(read),
+            planes: self.planes.iter().filter_map(|(name, n)| Some((*name.get()?, read(n)))).collect(),
             latency: self.latency.each_ref().map(read),
             latency_nanos: read(&self.latency_nanos),
             queue_depth: read(&self.queue_depth),
@@ -212,6 +227,7 @@ pub struct Snapshot {
     counts: [u64; COUNTERS.len()],
     tensors: [u64; KINDS.len()],
     bytes: [u64; KINDS.len()],
+    planes: Vec<(&'static str, u64)>,
     latency: [u64; BUCKETS],
     latency_nanos: u64,
     /// Tensors submitted and not yet done.
@@ -229,6 +245,15 @@ impl Snapshot {
     /// Tensors and bytes of this kind.
     pub fn of(&self, kind: &Kind) -> (u64, u64) {
         (self.tensors[place(kind)], self.bytes[place(kind)])
+    }
+
+    /// Collectives by the plane that ran them.
+    pub fn planes(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let elsewhere: u64 = self.planes.iter().map(|(_, n)| n).sum();
+        // Making and removing process sets is no collective.
+        let [.., no_collective] = self.tensors;
+        let host = self.get(Count::Batches).saturating_sub(elsewhere + no_collective);
+        std::iter::once((HOST, host)).chain(self.planes.iter().copied())
     }
 
     /// Tickets completed.
@@ -285,6 +310,13 @@ pub fn prometheus(ranks: &[Snapshot]) -> String {
     };
     by_kind(&mut page, "corro_tensors_total", "Tensors done, by kind of collective.", |r| &r.tensors);
     by_kind(&mut page, "corro_bytes_total", "Bytes of tensors done, by kind of collective.", |r| &r.bytes);
+    let name = "corro_plane_batches_total";
+    head(&mut page, name, "Collectives run, by the plane that moved the bytes.", "counter");
+    for r in ranks {
+        for (plane, n) in r.planes() {
+            let _ = writeln!(page, "{name}{{rank=\"{}\",plane=\"{plane}\"}} {n}", r.rank);
+        }
+    }
     head(&mut page, "corro_queue_depth", "Tensors submitted and not yet done.", "gauge");
     for r in ranks {
         let _ = writeln!(page, "corro_queue_depth{{rank=\"{}\"}} {}", r.rank, r.queue_depth);
@@ -397,6 +429,9 @@ mod tests {
             metrics.add(count, 100 + i as u64);
         }
         metrics.ran(&Kind::Allgather, 3, 4096);
+        for plane in ["nccl", "cuda-ipc", "nccl"] {
+            metrics.ran_on(plane);
+        }
         metrics.changed_gear("grad.7 is new");
         metrics.set_queue_depth(3);
         metrics.completed([1_500, u64::MAX / 4, 1_500].map(Duration::from_nanos));
@@ -412,6 +447,9 @@ mod tests {
             (r#"corro_batches_total{rank="3"}"#, 109.0),
             (r#"corro_collective_seconds_total{rank="3"}"#, 110e-9),
             (r#"corro_tensors_total{rank="3",kind="allgather"}"#, 3.0),
+            (r#"corro_plane_batches_total{rank="3",plane="host"}"#, 106.0),
+            (r#"corro_plane_batches_total{rank="3",plane="nccl"}"#, 2.0),
+            (r#"corro_plane_batches_total{rank="3",plane="cuda-ipc"}"#, 1.0),
             (r#"corro_queue_depth{rank="3"}"#, 3.0),
             (r#"corro_ticket_latency_seconds_bucket{rank="3",le="0.000001024"}"#, 0.0),
             (r#"corro_ticket_latency_seconds_bucket{rank="3",le="0.000002048"}"#, 2.0),

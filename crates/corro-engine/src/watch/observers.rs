@@ -11,6 +11,7 @@ use corro_agreement::matching::Agreed;
 use corro_agreement::node::Gear;
 use corro_agreement::request::Request;
 use corro_core::{Error, Rank, Result};
+use corro_planes::HOST;
 
 use super::clock::Estimate;
 use super::metrics::{Count, Metrics};
@@ -32,6 +33,8 @@ pub(crate) struct Observers {
 pub(crate) struct Ran<'a> {
     pub(crate) set: u32,
     pub(crate) agreed: &'a [Arc<Agreed>],
+    /// Who ran it.
+    pub(crate) plane: &'static str,
     pub(crate) began: Duration,
     pub(crate) ended: Duration,
     pub(crate) gear: Gear,
@@ -102,8 +105,8 @@ impl Observers {
         }
     }
 
-    /// A batch begins to run.
-    pub(crate) fn begins(&self, now: Duration, planned: bool, agreed: &[Arc<Agreed>]) {
+    /// A batch begins to run, on this plane.
+    pub(crate) fn begins(&self, now: Duration, planned: bool, plane: &'static str, agreed: &[Arc<Agreed>]) {
         if planned {
             self.metrics.add(Count::PlanEntries, 1);
             self.metrics.add(Count::RoundsPlan, 1);
@@ -115,7 +118,7 @@ impl Observers {
                     timeline.step(&tensor.name, now, || Step::Negotiated);
                 }
                 timeline.step(&tensor.name, now, || Step::Start(tensor.kind.name()));
-                timeline.step(&tensor.name, now, || Step::Begin(activity::collective(&tensor.kind)));
+                timeline.step(&tensor.name, now, || Step::BeginOn(activity::collective(&tensor.kind), plane));
             }
         }
     }
@@ -125,6 +128,9 @@ impl Observers {
         let bytes = ran.bytes();
         let tensors = ran.agreed.len() as u64;
         self.metrics.ran(&ran.agreed[0].kind, tensors, bytes);
+        if ran.plane != HOST {
+            self.metrics.ran_on(ran.plane);
+        }
         self.metrics.add_time(Count::CollectiveNanos, ran.ended.saturating_sub(ran.began));
         if !ran.well {
             self.metrics.add(Count::Failures, tensors);
@@ -154,6 +160,7 @@ impl Observers {
         lock(&self.tracer).record(|| Span {
             name: ran.agreed[0].name.clone(),
             what: ran.agreed[0].kind.name(),
+            plane: ran.plane,
             set: ran.set,
             start: ran.began,
             end: ran.ended,

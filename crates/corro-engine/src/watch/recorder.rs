@@ -13,6 +13,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use corro_core::{Error, Rank};
+use corro_planes::HOST;
 
 use super::timeline::escape;
 
@@ -64,6 +65,8 @@ pub struct Entry {
     pub name: String,
     /// What it is, in one word.
     pub kind: &'static str,
+    /// Which plane it was last run by; empty if it never was.
+    pub plane: &'static str,
     /// Bytes of the tensor.
     pub bytes: usize,
     /// How far it has come.
@@ -84,7 +87,8 @@ impl Entry {
         match state {
             State::Submitted => self.submitted = now,
             State::Agreed => self.agreed = now,
-            State::Running => self.running = now,
+            // Whoever runs it elsewhere says so next.
+            State::Running => (self.running, self.plane) = (now, HOST),
             State::Done | State::Failed => self.ended = now,
         }
     }
@@ -150,12 +154,13 @@ impl Recorder {
                 // Written over field by field: the name keeps its memory, and has often been the same tensor's before.
                 slot.name.clear();
                 slot.name.push_str(name);
-                (slot.sequence, slot.kind, slot.bytes, slot.state) = (sequence, kind, bytes, state);
+                (slot.sequence, slot.kind, slot.plane, slot.bytes, slot.state) = (sequence, kind, "", bytes, state);
                 (slot.submitted, slot.agreed, slot.running, slot.ended) = (submitted, 0, 0, 0);
             }
             None => {
                 let (name, agreed, running, ended) = (name.to_owned(), 0, 0, 0);
-                self.ring.push(Entry { sequence, name, kind, bytes, state, submitted, agreed, running, ended });
+                let entry = Entry { sequence, name, kind, plane: "", bytes, state, submitted, agreed, running, ended };
+                self.ring.push(entry);
             }
         }
         sequence
@@ -166,6 +171,14 @@ impl Recorder {
         match self.ring.get_mut(sequence as usize & (self.capacity - 1)) {
             Some(entry) if entry.sequence == sequence => entry.come_to(state, nanos(now)),
             _ => self.came_to_aside(sequence, state, nanos(now)),
+        }
+    }
+
+    /// An operation that is under way runs on this plane. Nothing happens if it is no longer kept among the last ones.
+    pub fn runs_on(&mut self, sequence: u64, plane: &'static str) {
+        let entry = self.ring.get_mut(sequence as usize & (self.capacity - 1));
+        if let Some(entry) = entry.filter(|entry| entry.sequence == sequence) {
+            entry.plane = plane;
         }
     }
 
@@ -246,8 +259,8 @@ impl Recorder {
         let (kept, made, set) = (all.len(), self.next, self.set);
         let mut text = format!(
             "rank {rank}, process set {set}: {kept} of {made} operations are kept, {open} of them unfinished\n\
-             {:>10} {:>9} {:>12} {:>15} {:>14} {:>13} name\n",
-            "sequence", "state", "for s", "submitted s ago", "bytes", "kind",
+             {:>10} {:>9} {:>12} {:>15} {:>14} {:>13} {:>8} name\n",
+            "sequence", "state", "for s", "submitted s ago", "bytes", "kind", "plane",
         );
         for e in all {
             let (state, since) = (seconds(e.changed(), now), seconds(e.submitted, now));
@@ -255,11 +268,12 @@ impl Recorder {
             let name = e.name.escape_debug();
             let _ = write!(
                 text,
-                "{:>10} {:>9} {state:>12.6} {since:>15.6} {:>14} {:>13} {name}",
+                "{:>10} {:>9} {state:>12.6} {since:>15.6} {:>14} {:>13} {:>8} {name}",
                 e.sequence,
                 e.state.name(),
                 e.bytes,
                 e.kind,
+                if e.plane.is_empty() { "-" } else { e.plane },
             );
             if let Some(error) = self.error(e.sequence) {
                 let _ = write!(text, ": {}", error.escape_debug());
@@ -285,6 +299,9 @@ impl Recorder {
                 if time != 0 {
                     let _ = write!(text, r#","{what}_ns":{time}"#);
                 }
+            }
+            if !e.plane.is_empty() {
+                let _ = write!(text, r#","plane":"{}""#, e.plane);
             }
             if let Some(error) = self.error(e.sequence) {
                 let _ = write!(text, r#","error":"{}""#, escape(error));
@@ -364,6 +381,7 @@ mod tests {
             let n = submit(&mut r, name, ms(1000));
             r.came_to(n, state, ms(1500));
         }
+        r.runs_on(1, "nccl");
         r.failed(2, &Error::Usage("no \"c\"".into()), ms(1600));
         let dump = r.dump(Rank::new(7), ms(3000));
         assert!(
@@ -371,15 +389,16 @@ mod tests {
             "{dump}"
         );
         let rows: Vec<Vec<&str>> = dump.lines().skip(2).map(|l| l.split_whitespace().collect()).collect();
-        assert_eq!(rows[0], ["1", "running", "1.500000", "2.000000", "40000", "ALLGATHER", "b"]);
-        assert_eq!(rows[1][6], "d");
-        assert_eq!(rows[2][6..], ["c\\n\\\":", "no", "\\\"c\\\""]);
-        assert_eq!(rows[3][6], "a");
+        assert_eq!(rows[0], ["1", "running", "1.500000", "2.000000", "40000", "ALLGATHER", "nccl", "b"]);
+        assert_eq!(rows[1][6..], ["-", "d"]);
+        assert_eq!(rows[2][7..], ["c\\n\\\":", "no", "\\\"c\\\""]);
+        assert_eq!(rows[3][7], "a");
         let lines: Vec<serde_json::Value> =
             r.json_lines(Rank::new(7)).lines().map(|l| serde_json::from_str(l).expect("valid JSON")).collect();
         assert_eq!((&lines[2]["name"], &lines[2]["error"]), (&"c\n\"".into(), &"no \"c\"".into()));
         assert_eq!((&lines[0]["running_ns"], &lines[0]["set"]), (&1_500_000_000.into(), &3.into()));
         assert!(lines[0].get("ended_ns").is_none());
+        assert_eq!((&lines[0]["plane"], lines[1].get("plane")), (&"nccl".into(), None));
     }
 
     proptest! {

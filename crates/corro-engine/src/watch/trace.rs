@@ -27,6 +27,8 @@ pub struct Span {
     pub name: String,
     /// What was done: an operation or an [`activity`](super::timeline::activity).
     pub what: &'static str,
+    /// By which plane.
+    pub plane: &'static str,
     /// The process set.
     pub set: u32,
     /// When it began.
@@ -159,11 +161,11 @@ impl<W: Write + Seek + Send> Sink<Note> for ShardWriter<W> {
 }
 
 fn span_record(span: &Span, rank: Rank) -> String {
-    let Span { name, what, set, start, end, bytes, tensors, gear } = span;
+    let Span { name, what, plane, set, start, end, bytes, tensors, gear } = span;
     let (ts, dur) = (Micros(start.as_nanos() as i128), Micros(end.saturating_sub(*start).as_nanos() as i128));
     let name = escape(name);
     format!(
-        r#"{SPAN}{ts},"dur":{dur},"pid":{rank},"tid":{set},"name":"{what}","args":{{"name":"{name}","bytes":{bytes},"tensors":{tensors},"gear":"{gear}"}}}}"#
+        r#"{SPAN}{ts},"dur":{dur},"pid":{rank},"tid":{set},"name":"{what}","args":{{"name":"{name}","bytes":{bytes},"tensors":{tensors},"gear":"{gear}","plane":"{plane}"}}}}"#
     )
 }
 
@@ -345,7 +347,7 @@ mod tests {
 
     fn span(name: &str, start: u64, end: u64) -> Span {
         let (name, start, end) = (name.into(), Duration::from_nanos(start), Duration::from_nanos(end));
-        Span { name, what: "ALLREDUCE", set: 0, start, end, bytes: 40_000, tensors: 1, gear: "plan" }
+        Span { name, what: "ALLREDUCE", plane: "host", set: 0, start, end, bytes: 40_000, tensors: 1, gear: "plan" }
     }
 
     fn merged(shards: &[PathBuf]) -> (Merged, Vec<Value>) {

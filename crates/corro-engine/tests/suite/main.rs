@@ -4,6 +4,7 @@
 mod chaos;
 mod engine;
 mod meanings;
+mod planes;
 mod processes;
 mod support;
 mod watching;

@@ -114,7 +114,7 @@ fn tensors_of_gpus_are_rounded_as_their_frameworks_do() {
                     device,
                     ..Submission::new("x", kind, DType::BF16, Shape(vec![99]))
                 };
-                let bytes = engine.run(tensor).unwrap().output.map(corro_core::Buffer::into_vec).unwrap();
+                let bytes = engine.run(tensor).unwrap().into_bytes().unwrap();
                 let number = |b: &[u8]| f32::from_bits(u32::from_be_bytes([b[1], b[0], 0, 0]));
                 bytes.chunks_exact(2).map(number).collect::<Vec<f32>>()
             })

@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Shape};
-use corro_engine::{Device, Kind, Outcome, Output, Submission};
+use corro_engine::{Device, Kind, Memory, Outcome, Output, Submission};
 
 use super::api::Tensor;
 use super::failure::{ABORTED, Answer, Failure};
@@ -163,13 +163,13 @@ impl Kernel {
                     None
                 };
                 if let Some(output) = apart {
-                    (Some(buffer(input)), Output::InPlace(buffer(output)))
+                    (Some(memory(input)), Output::InPlace(memory(output)))
                 } else {
                     drop(input); // TensorFlow gives away an input only if nobody else holds it.
                     let (output, forwarded) = call.forward_or_allocate(i, &dims)?;
                     self.is_kept.store(!forwarded, Ordering::Relaxed);
-                    let input = if forwarded { None } else { Some(buffer(call.input(i)?)) };
-                    (input, Output::InPlace(buffer(output)))
+                    let input = if forwarded { None } else { Some(memory(call.input(i)?)) };
+                    (input, Output::InPlace(memory(output)))
                 }
             }
             _ => {
@@ -177,9 +177,9 @@ impl Kernel {
                     let bytes = shape.bytes(dtype)?;
                     let own = output_memory::place(call, i, number, &shape.0, bytes);
                     let output = own.and_then(|own| own.map_or_else(|| call.allocate(i, number, &shape.0), Ok));
-                    output.map(buffer).map_err(|failure| Error::io("output", failure.text))
+                    output.map(memory).map_err(|failure| Error::io("output", failure.text))
                 };
-                (Some(buffer(input)), Output::Allocate(Box::new(allocate)))
+                (Some(memory(input)), Output::Allocate(Box::new(allocate)))
             }
         };
         Ok(Submission { set, name, kind, dtype, shape: Shape(dims), device: Device::Cpu, input, output })
@@ -226,9 +226,9 @@ fn dtype(number: c_int) -> Answer<DType> {
     })
 }
 
-fn buffer(tensor: Tensor) -> Buffer {
+fn memory(tensor: Tensor) -> Memory {
     let (at, bytes) = (tensor.data(), tensor.bytes());
     // SAFETY: the tensor, which the buffer keeps, keeps the memory. An output is nobody else's before the kernel says that
     // it is done; an input that is not the output as well is only read.
-    unsafe { Buffer::from_raw(at, bytes, Box::new(tensor)) }
+    unsafe { Buffer::from_raw(at, bytes, Box::new(tensor)) }.into()
 }

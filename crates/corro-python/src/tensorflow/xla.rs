@@ -94,8 +94,8 @@ unsafe extern "C" fn collective(
             dtype: wanted.dtype,
             shape: wanted.shape,
             device: Device::Cpu,
-            input: Some(input),
-            output: Output::InPlace(output),
+            input: Some(input.into()),
+            output: Output::InPlace(output.into()),
         })?;
         Ok(())
     });

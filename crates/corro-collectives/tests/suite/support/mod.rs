@@ -1,15 +1,14 @@
-//! Ranks as threads over any transport, sample data, and the naive model.
+//! Ranks as threads over any transport.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
 use corro_collectives::{Error, Group, Result};
-use corro_core::{DType, Deadline, Rank};
+use corro_core::{Deadline, Rank};
+pub(crate) use corro_testing::model::{self, letter, numbers, sample};
 use corro_transport::secret::Secret;
 use corro_transport::{Fabric, Rendezvous, Settings};
-
-pub(crate) mod model;
 
 /// What lies between the ranks of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,39 +141,4 @@ impl Rendezvous for BoardClient {
             notes = self.0.changed.wait_timeout(notes, left).unwrap().0;
         }
     }
-}
-
-/// After so many elements values repeat: a prime, so that no length of a share or a segment is a multiple of it, and data
-/// that ends up at a wrong place is seen.
-const PERIOD: usize = 1009;
-
-/// Element `i` of rank `r`: small whole numbers, so that every dtype and order of additions gives exact results.
-pub(crate) fn value(rank: usize, i: usize) -> i64 {
-    let i = i % PERIOD;
-    ((rank * 7 + i * i / 7) % 5) as i64 - 2
-}
-
-/// `len` elements of which element `i` is `make(i)`, which repeats as [`value`] does.
-fn cycle<T: Copy>(len: usize, make: impl Fn(usize) -> Vec<T>) -> Vec<T> {
-    let mut all: Vec<T> = (0..len.min(PERIOD)).flat_map(&make).collect();
-    if len > PERIOD {
-        let size = all.len() / PERIOD;
-        all = all.repeat(len.div_ceil(PERIOD));
-        all.truncate(len * size);
-    }
-    all
-}
-
-/// `len` elements of `dtype` as rank `rank` brings them.
-pub(crate) fn sample(dtype: DType, rank: usize, len: usize) -> Vec<u8> {
-    cycle(len, |i| model::encode(dtype, value(rank, i)))
-}
-
-pub(crate) fn numbers(rank: usize, len: usize) -> Vec<i32> {
-    cycle(len, |i| vec![value(rank, i) as i32])
-}
-
-/// What `from` writes to `to`.
-pub(crate) fn letter(from: usize, to: usize, len: usize) -> Vec<i32> {
-    (0..len).map(|i| (from * 1_000_003 + to * 10_007 + i) as i32).collect()
 }

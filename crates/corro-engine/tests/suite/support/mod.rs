@@ -79,6 +79,6 @@ pub(crate) fn of(name: impl Into<String>, kind: Kind, shape: &[usize], data: &[f
 
 /// The numbers of a result.
 pub(crate) fn numbers(outcome: corro_engine::Outcome) -> Vec<f32> {
-    let bytes = outcome.output.map(corro_core::Buffer::into_vec).unwrap_or_default();
+    let bytes = outcome.into_bytes().unwrap();
     bytes.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
 }

@@ -1,12 +1,47 @@
-//! What the results must be, computed the slow way: whole numbers in 128 bits, then put into the dtype.
+//! Sample data, and what the results of collectives must be, computed the slow way: whole numbers in 128 bits, then put into
+//! the dtype.
 
 use corro_core::{DType, ReduceOp};
 use half::{bf16, f16};
 
-use super::{cycle, value};
+/// After so many elements values repeat: a prime, so that no length of a share or a segment is a multiple of it, and data
+/// that ends up at a wrong place is seen.
+const PERIOD: usize = 1009;
+
+/// Element `i` of rank `r`: small whole numbers, so that every dtype and order of additions gives exact results.
+pub fn value(rank: usize, i: usize) -> i64 {
+    let i = i % PERIOD;
+    ((rank * 7 + i * i / 7) % 5) as i64 - 2
+}
+
+/// `len` elements of which element `i` is `make(i)`, which repeats as [`value`] does.
+fn cycle<T: Copy>(len: usize, make: impl Fn(usize) -> Vec<T>) -> Vec<T> {
+    let mut all: Vec<T> = (0..len.min(PERIOD)).flat_map(&make).collect();
+    if len > PERIOD {
+        let size = all.len() / PERIOD;
+        all = all.repeat(len.div_ceil(PERIOD));
+        all.truncate(len * size);
+    }
+    all
+}
+
+/// `len` elements of `dtype` as rank `rank` brings them.
+pub fn sample(dtype: DType, rank: usize, len: usize) -> Vec<u8> {
+    cycle(len, |i| encode(dtype, value(rank, i)))
+}
+
+/// The same as numbers.
+pub fn numbers(rank: usize, len: usize) -> Vec<i32> {
+    cycle(len, |i| vec![value(rank, i) as i32])
+}
+
+/// What `from` writes to `to`.
+pub fn letter(from: usize, to: usize, len: usize) -> Vec<i32> {
+    (0..len).map(|i| (from * 1_000_003 + to * 10_007 + i) as i32).collect()
+}
 
 /// The bytes of a whole number in `dtype`; integers wrap, as sums of them do.
-pub(crate) fn encode(dtype: DType, v: i64) -> Vec<u8> {
+pub fn encode(dtype: DType, v: i64) -> Vec<u8> {
     match dtype {
         DType::U8 => (v as u8).to_le_bytes().to_vec(),
         DType::I8 => (v as i8).to_le_bytes().to_vec(),
@@ -25,7 +60,7 @@ pub(crate) fn encode(dtype: DType, v: i64) -> Vec<u8> {
 }
 
 /// Whether two buffers hold the same values; 0 times -1 is -0 for floats, which whole numbers don't know.
-pub(crate) fn same(dtype: DType, a: &[u8], b: &[u8]) -> bool {
+pub fn same(dtype: DType, a: &[u8], b: &[u8]) -> bool {
     let size = dtype.size();
     let is_zero = |e: &[u8]| dtype.is_float() && e[..size - 1].iter().all(|b| *b == 0) && e[size - 1] << 1 == 0;
     let equal = || a.chunks(size).zip(b.chunks(size)).all(|(x, y)| x == y || (is_zero(x) && is_zero(y)));
@@ -74,7 +109,8 @@ fn reduced(dtype: DType, op: ReduceOp, ranks: usize, i: usize) -> i128 {
     }
 }
 
-pub(crate) fn allreduce(dtype: DType, op: ReduceOp, ranks: usize, len: usize) -> Vec<u8> {
+/// The result of an allreduce of `len` elements that each of so many ranks brings as [`sample`] says.
+pub fn allreduce(dtype: DType, op: ReduceOp, ranks: usize, len: usize) -> Vec<u8> {
     cycle(len, |i| {
         let v = reduced(dtype, op, ranks, i);
         if op != ReduceOp::Average || ranks == 1 {
@@ -93,6 +129,7 @@ pub(crate) fn allreduce(dtype: DType, op: ReduceOp, ranks: usize, len: usize) ->
     })
 }
 
-pub(crate) fn sum_of_numbers(ranks: usize, len: usize) -> Vec<i32> {
+/// The sum of the [`numbers`] of so many ranks.
+pub fn sum_of_numbers(ranks: usize, len: usize) -> Vec<i32> {
     cycle(len, |i| vec![(0..ranks).map(|r| value(r, i) as i32).sum()])
 }

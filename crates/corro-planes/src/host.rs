@@ -1,0 +1,256 @@
+//! The plane of host memory: runs batches over the connections among the members.
+
+use std::sync::Arc;
+
+use corro_agreement::matching::Agreed;
+use corro_agreement::request::Kind;
+use corro_collectives::{Group, Reduction};
+use corro_core::shape::share;
+use corro_core::{DType, Error, Rank, Result, Shape};
+use smallvec::{SmallVec, smallvec};
+
+use crate::memory::Memory;
+use crate::outcome::{Outcome, Outcomes};
+use crate::plane::Plane;
+use crate::tensor::Tensor;
+
+/// The name of the plane.
+pub const HOST: &str = "host";
+
+/// See the module.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Host;
+
+impl Plane for Host {
+    fn name(&self) -> &'static str {
+        HOST
+    }
+
+    fn run(
+        &mut self,
+        group: &mut Group,
+        members: &[Rank],
+        agreed: &[Arc<Agreed>],
+        tensors: &mut [Tensor],
+        planned: bool,
+    ) -> Result<Outcomes> {
+        let Some(first) = agreed.first() else { return Ok(SmallVec::new()) };
+        for agreed in agreed {
+            check(agreed, group.size())?;
+        }
+        match &first.kind {
+            Kind::Allreduce { .. } => allreduce(group, agreed, tensors, planned),
+            Kind::Allgather => allgather(group, agreed, tensors),
+            Kind::Broadcast { root } => {
+                let root = members.iter().position(|m| m == root);
+                let root = root.ok_or_else(|| Error::Bug("a broadcast from outside of the set".into()))?;
+                each(agreed, tensors, |agreed, tensor| broadcast(group, root, agreed, tensor))
+            }
+            Kind::Alltoall { .. } => each(agreed, tensors, |agreed, tensor| alltoall(group, agreed, tensor)),
+            Kind::Reducescatter { .. } => each(agreed, tensors, |agreed, tensor| reducescatter(group, agreed, tensor)),
+            Kind::Barrier => {
+                group.barrier()?;
+                Ok(smallvec![Ok(Outcome::default())])
+            }
+            Kind::AddSet { .. } | Kind::RemoveSet { .. } => Err(Error::Bug("process sets are not collectives".into())),
+        }
+    }
+}
+
+/// An error if what all have agreed on, as a peer tells it, can't have come from matching their requests.
+fn check(agreed: &Agreed, members: usize) -> Result<()> {
+    let shapes = if agreed.kind.has_free_rows() { members } else { 1 };
+    let has_rows = !agreed.kind.needs_rows() || agreed.shapes.iter().all(|shape| !shape.0.is_empty());
+    let has_splits = agreed.splits.iter().all(|splits| splits.is_empty() || splits.len() == members);
+    if agreed.shapes.len() == shapes && has_rows && has_splits {
+        return Ok(());
+    }
+    Err(Error::Malformed(format!("tensor {} is to run with {} shapes", agreed.name, agreed.shapes.len())))
+}
+
+fn each(
+    agreed: &[Arc<Agreed>],
+    tensors: &mut [Tensor],
+    mut act: impl FnMut(&Agreed, &mut Tensor) -> Result<Result<Outcome>>,
+) -> Result<Outcomes> {
+    agreed.iter().zip(tensors).map(|(agreed, tensor)| act(agreed, tensor)).collect()
+}
+
+fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], planned: bool) -> Result<Outcomes> {
+    let Some((op, pre, post)) = agreed[0].kind.reduction() else { return Err(no_reduction()) };
+    let dtype = agreed[0].dtype;
+    let prescale = f64::from_bits(pre);
+    for (agreed, tensor) in agreed.iter().zip(tensors.iter_mut()) {
+        if prescale == 1.0 {
+            allocate(tensor, &agreed.shapes[0], dtype)?;
+            continue;
+        }
+        fill_in(tensor, agreed)?;
+        if !std::mem::replace(&mut tensor.prescaled, true) {
+            corro_kernels::scale(dtype, place(tensor)?, prescale);
+        }
+    }
+    let (postscale, afterwards) = postscales(&agreed[0], f64::from_bits(post));
+    let how = Reduction { prescale: 1.0, postscale, ..Reduction::new(dtype, op) };
+    let mut views: SmallVec<[corro_collectives::Tensor<'_>; 1]> = SmallVec::with_capacity(tensors.len());
+    for tensor in tensors.iter_mut() {
+        views.push(view(tensor)?);
+    }
+    let ran =
+        if planned { group.allreduce_withdrawable(&mut views, &how) } else { group.allreduce_many(&mut views, &how) };
+    drop(views);
+    ran?;
+    for tensor in tensors.iter_mut().filter(|_| afterwards != 1.0) {
+        corro_kernels::scale(dtype, place(tensor)?, afterwards);
+    }
+    Ok(agreed.iter().zip(tensors).map(|(a, t)| t.outcome(a.shapes[0].clone())).collect())
+}
+
+/// Allgathers all tensors of the batch at once: what each member brings is put in a row.
+fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) -> Result<Outcomes> {
+    let n = group.size();
+    let bytes = |a: &Agreed, member: usize| a.shapes[member].bytes(a.dtype);
+    let shapes: Vec<Shape> = agreed.iter().map(|a| rows_together(&a.shapes)).collect();
+    for ((a, tensor), shape) in agreed.iter().zip(tensors.iter_mut()).zip(&shapes) {
+        allocate(tensor, shape, a.dtype)?;
+    }
+    if let ([a], [tensor]) = (agreed, &mut *tensors) {
+        let counts = (0..n).map(|m| bytes(a, m)).collect::<Result<Vec<_>>>()?;
+        let (input, output) = slices(tensor)?;
+        group.allgather_bytes(input, &counts, output)?;
+    } else {
+        let mut counts = vec![0; n];
+        for a in agreed {
+            for (m, count) in counts.iter_mut().enumerate() {
+                *count += bytes(a, m)?;
+            }
+        }
+        let mut packed = Vec::with_capacity(counts[group.rank()]);
+        for tensor in tensors.iter_mut() {
+            packed.extend_from_slice(slices(tensor)?.0);
+        }
+        let mut all = vec![0; counts.iter().sum()];
+        group.allgather_bytes(&packed, &counts, &mut all)?;
+        let mut at = 0;
+        let mut filled = vec![0; agreed.len()];
+        for m in 0..n {
+            for ((a, tensor), filled) in agreed.iter().zip(tensors.iter_mut()).zip(&mut filled) {
+                let len = bytes(a, m)?;
+                place(tensor)?[*filled..*filled + len].copy_from_slice(&all[at..at + len]);
+                *filled += len;
+                at += len;
+            }
+        }
+    }
+    Ok(tensors.iter_mut().zip(shapes).map(|(t, shape)| t.outcome(shape)).collect())
+}
+
+fn broadcast(group: &mut Group, root: usize, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
+    if group.rank() != root {
+        tensor.input = None;
+    }
+    fill_in(tensor, agreed)?;
+    group.broadcast_bytes(place(tensor)?, root)?;
+    Ok(tensor.outcome(agreed.shapes[0].clone()))
+}
+
+fn alltoall(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
+    let (n, me) = (group.size(), group.rank());
+    let row_shape: Vec<usize> = agreed.shapes[0].0.iter().skip(1).copied().collect();
+    let row = Shape(row_shape.clone()).bytes(agreed.dtype)?;
+    // Rows from each member to each member.
+    let table: Vec<Vec<usize>> = (0..n)
+        .map(|m| match agreed.splits.get(m).filter(|s| !s.is_empty()) {
+            Some(splits) => splits.clone(),
+            None => vec![agreed.shapes[m].0[0] / n; n],
+        })
+        .collect();
+    let bytes = |rows: &[usize]| rows.iter().map(|r| r * row).collect::<Vec<usize>>();
+    let received: Vec<usize> = table.iter().map(|splits| splits[me]).collect();
+    let longest = table.iter().flatten().copied().max().unwrap_or(0) * row;
+    let mut dimensions = vec![received.iter().sum()];
+    dimensions.extend(row_shape);
+    let shape = Shape(dimensions);
+    allocate(tensor, &shape, agreed.dtype)?;
+    let (input, output) = slices(tensor)?;
+    group.alltoall_bytes(input, &bytes(&table[me]), output, &bytes(&received), longest)?;
+    Ok(tensor.outcome(shape).map(|outcome| Outcome { received_splits: received, ..outcome }))
+}
+
+fn reducescatter(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
+    let Some((op, pre, post)) = agreed.kind.reduction() else { return Err(no_reduction()) };
+    let shape = &agreed.shapes[0];
+    let rows = shape.0.first().copied().unwrap_or(0);
+    let mut mine = shape.clone();
+    mine.0[0] = share(rows, group.size(), group.rank()).len();
+    allocate(tensor, &mine, agreed.dtype)?;
+    let (postscale, afterwards) = postscales(agreed, f64::from_bits(post));
+    let how = Reduction { prescale: f64::from_bits(pre), postscale, ..Reduction::new(agreed.dtype, op) };
+    let (input, output) = slices(tensor)?;
+    group.reducescatter_bytes(input, rows, output, &how)?;
+    if afterwards != 1.0 {
+        corro_kernels::scale(agreed.dtype, output, afterwards);
+    }
+    Ok(tensor.outcome(mine))
+}
+
+/// The factor that is applied before a sum is rounded, and the one that is applied to what has been rounded.
+///
+/// On the host 16-bit floats are rounded once. Tensors of GPUs follow the arithmetic of their frameworks, which round the
+/// sum before they multiply it; their fronts give factors that are numbers of the tensor's own type.
+fn postscales(agreed: &Agreed, postscale: f64) -> (f64, f64) {
+    let rounds_first = agreed.place.is_gpu() && matches!(agreed.dtype, DType::F16 | DType::BF16);
+    if rounds_first { (1.0, postscale) } else { (postscale, 1.0) }
+}
+
+/// The shapes put together along the first dimension.
+fn rows_together(shapes: &[Shape]) -> Shape {
+    let mut shape = shapes.first().cloned().unwrap_or_default();
+    if let Some(rows) = shape.0.first_mut() {
+        *rows = shapes.iter().filter_map(|s| s.0.first()).sum();
+    }
+    shape
+}
+
+/// Makes a place for the result in host memory, if none was given.
+fn allocate(tensor: &mut Tensor, shape: &Shape, dtype: DType) -> Result<()> {
+    tensor.allocate(shape, dtype, |given: &Memory| given.host().map(drop), |bytes| Ok(vec![0; bytes].into()))
+}
+
+/// Makes the result's place hold what this member brings: its input, or zeros if it has joined.
+fn fill_in(tensor: &mut Tensor, agreed: &Agreed) -> Result<()> {
+    allocate(tensor, &agreed.shapes[0], agreed.dtype)?;
+    if let Some(input) = tensor.input.take() {
+        let (input, place) = (input.host()?.as_slice(), place(tensor)?);
+        if place.len() != input.len() {
+            let (name, brought, room) = (&agreed.name, input.len(), place.len());
+            return Err(Error::Bug(format!("tensor {name} has {brought} bytes, its result {room}")));
+        }
+        place.copy_from_slice(input);
+    }
+    Ok(())
+}
+
+/// As the collectives take it.
+fn view(tensor: &mut Tensor) -> Result<corro_collectives::Tensor<'_>> {
+    if tensor.input.is_none() {
+        return Ok(corro_collectives::Tensor::in_place(place(tensor)?));
+    }
+    let (input, place) = slices(tensor)?;
+    Ok(corro_collectives::Tensor::apart(input, place))
+}
+
+/// The result's place.
+fn place(tensor: &mut Tensor) -> Result<&mut [u8]> {
+    Ok(tensor.place()?.host_mut()?.as_mut_slice())
+}
+
+/// What this member brings, and the result's place.
+fn slices(tensor: &mut Tensor) -> Result<(&[u8], &mut [u8])> {
+    let (input, place) = tensor.both()?;
+    Ok((input.host()?.as_slice(), place.host_mut()?.as_mut_slice()))
+}
+
+fn no_reduction() -> Error {
+    Error::Bug("a reduction without an op".into())
+}

@@ -1,0 +1,38 @@
+//! Who moves and reduces the bytes of a batch that all members of a process set have agreed on.
+//!
+//! A [`Plane`] runs batches: [`Host`] over the connections among the members, through host memory; others where tensors lie
+//! in the memory of GPUs. Which one runs a batch is the same on all members: [`Planes::choose`] says so, by a table of rows
+//! that was put in order beforehand and by facts that members tell each other once. `docs/design/planes.md` says why it is so,
+//! and how a plane is added.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `memory`, `device_memory` | memory that knows where it lies |
+//! | `tensor`, `outcome` | what a member brings, and what becomes of it |
+//! | `plane` | what a plane must do, and what its row in the table says |
+//! | `host` | the plane of host memory |
+//! | `facts`, `choice` | what members tell about themselves; who serves a batch, and why others don't: pure |
+//! | `exchange` | a few bytes from each member to all, over their connections |
+//! | `planes` | the planes of one process set |
+
+mod choice;
+mod device_memory;
+mod exchange;
+mod facts;
+mod host;
+mod memory;
+mod outcome;
+mod plane;
+mod planes;
+mod tensor;
+
+pub use choice::{Choice, choose};
+pub use device_memory::DeviceMemory;
+pub use exchange::{agree, exchange};
+pub use facts::Facts;
+pub use host::{HOST, Host};
+pub use memory::Memory;
+pub use outcome::{Done, Outcome, Outcomes};
+pub use plane::{Plane, Row, Verdict, Wanted};
+pub use planes::{Planes, Staging, Table};
+pub use tensor::{Allocate, Output, Tensor};

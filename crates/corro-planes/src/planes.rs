@@ -1,0 +1,170 @@
+//! The planes of one process set, and the table they come from.
+//!
+//! Owns the planes that are in use, and what members know of each other. They outlive the group, which is handed to each
+//! call: after a withdrawal that is another one, and the planes stay.
+
+use std::fmt;
+use std::sync::Arc;
+
+use corro_agreement::matching::Agreed;
+use corro_agreement::request::Place;
+use corro_collectives::Group;
+use corro_core::{Error, Rank, Result};
+
+use crate::choice::{Choice, choose};
+use crate::exchange::exchange;
+use crate::facts::{FACTS_CAP, Facts};
+use crate::host::Host;
+use crate::plane::{Plane, Row, Wanted};
+use crate::tensor::Tensor;
+
+/// Makes the plane that carries tensors between GPUs and the host, and there does what [`Host`] does. To the other members
+/// the two are the same, so each uses whichever of them its own memory asks for.
+pub type Staging = Arc<dyn Fn() -> Result<Box<dyn Plane>> + Send + Sync>;
+
+/// Which planes there are. The same on all ranks of a job, whatever their hardware. By default only the host's.
+#[derive(Clone, Default)]
+pub struct Table {
+    rows: Vec<Arc<dyn Row>>,
+    staging: Option<Staging>,
+    forced: Option<String>,
+}
+
+impl Table {
+    /// For tensors in the memory of GPUs: the rows in the order in which they are asked, and what serves where all decline.
+    pub fn new(rows: Vec<Arc<dyn Row>>, staging: Staging) -> Self {
+        Self { rows, staging: Some(staging), forced: None }
+    }
+
+    /// The same, with a plane that the user asks for. If it can't serve a batch, that is an error.
+    #[must_use]
+    pub fn forced(self, plane: Option<String>) -> Self {
+        Self { forced: plane, ..self }
+    }
+
+    /// Whether tensors may be handed over in the memory of GPUs.
+    pub const fn takes_device_memory(&self) -> bool {
+        self.staging.is_some()
+    }
+
+    /// What this process says about itself.
+    fn describe(&self, host: &str) -> Facts {
+        let mut facts = Facts { host: host.to_owned(), forced: self.forced.clone(), ..Facts::default() };
+        for row in &self.rows {
+            row.describe(&mut facts);
+        }
+        facts
+    }
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.rows.iter().map(|row| row.name())).finish()
+    }
+}
+
+/// See the module.
+pub struct Planes {
+    table: Table,
+    /// Where this process runs.
+    locality: String,
+    host: Host,
+    staged: Option<Box<dyn Plane>>,
+    /// By their rows in the table.
+    open: Vec<Option<Box<dyn Plane>>>,
+    /// Why a row was tried and given up, by all members.
+    struck: Vec<Option<String>>,
+    /// Of all members; none until a batch asks for them.
+    facts: Vec<Facts>,
+    /// What was chosen before.
+    chosen: Vec<(Wanted, Option<usize>)>,
+}
+
+impl Planes {
+    /// Those of a process set. `locality` is the same in all processes that could share memory.
+    pub fn new(table: Table, locality: String) -> Self {
+        let open = table.rows.iter().map(|_| None).collect();
+        let struck = vec![None; table.rows.len()];
+        Self { table, locality, host: Host, staged: None, open, struck, facts: Vec::new(), chosen: Vec::new() }
+    }
+
+    /// The plane that runs this batch, the same on all members but for [`Staging`]. All must ask for the same batches in the same
+    /// order: the first that is all in the memory of GPUs has them tell each other what they can do.
+    #[inline]
+    pub fn choose(
+        &mut self,
+        group: &mut Group,
+        members: &[Rank],
+        agreed: &[Arc<Agreed>],
+        tensors: &[Tensor],
+    ) -> Result<&mut dyn Plane> {
+        match agreed.first().map_or(Place::Host, |first| first.place) {
+            Place::Host => Ok(&mut self.host),
+            place => self.choose_for_gpus(group, members, (place, agreed), tensors),
+        }
+    }
+
+    fn choose_for_gpus(
+        &mut self,
+        group: &mut Group,
+        members: &[Rank],
+        (place, agreed): (Place, &[Arc<Agreed>]),
+        tensors: &[Tensor],
+    ) -> Result<&mut dyn Plane> {
+        let wanted = agreed.first().and_then(|agreed| Wanted::of(agreed)).filter(|_| place == Place::Gpu);
+        let row = wanted.map_or(Ok(None), |wanted| self.row(group, members, wanted))?;
+        if let Some(row) = row {
+            let open = self.open.get_mut(row).and_then(Option::as_mut);
+            return Ok(&mut **open.ok_or_else(|| Error::Bug("a plane was chosen and not opened".into()))?);
+        }
+        if !tensors.iter().any(Tensor::is_on_device) {
+            return Ok(&mut self.host);
+        }
+        if self.staged.is_none() {
+            let staging = self.table.staging.as_ref();
+            let staging = staging.ok_or_else(|| Error::Bug("GPU memory in an engine that takes none".into()))?;
+            self.staged = Some(staging()?);
+        }
+        let staged = self.staged.as_mut().ok_or_else(|| Error::Bug("a plane just made is gone".into()))?;
+        Ok(&mut **staged)
+    }
+
+    /// The row that serves such batches.
+    fn row(&mut self, group: &mut Group, members: &[Rank], wanted: Wanted) -> Result<Option<usize>> {
+        if let Some((_, row)) = self.chosen.iter().find(|(before, _)| *before == wanted) {
+            return Ok(*row);
+        }
+        if self.facts.is_empty() {
+            let mine = self.table.describe(&self.locality);
+            self.facts = exchange(group, members, &mine, FACTS_CAP)?;
+        }
+        let choice = loop {
+            let choice = choose(&self.table.rows, &self.struck, members, &self.facts, wanted)?;
+            match choice.row {
+                Some(row) if self.open[row].is_none() => {
+                    match self.table.rows[row].open(group, members, &self.facts)? {
+                        Ok(plane) => self.open[row] = Some(plane),
+                        Err(why) => {
+                            self.struck[row] = Some(why);
+                            continue;
+                        }
+                    }
+                }
+                _ => {}
+            }
+            break choice;
+        };
+        // All members would say the same.
+        if group.rank() == 0 {
+            self.tell(members[0], wanted, &choice);
+        }
+        self.chosen.push((wanted, choice.row));
+        Ok(choice.row)
+    }
+
+    fn tell(&self, rank: Rank, wanted: Wanted, choice: &Choice) {
+        let plane = choice.row.map_or("host memory", |row| self.table.rows[row].name());
+        let why = if choice.why_not.is_empty() { String::new() } else { format!(", since {choice}") };
+        tracing::info!(rank = rank.index(), "{wanted} on GPUs goes by {plane}{why}");
+    }
+}
