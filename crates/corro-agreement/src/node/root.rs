@@ -129,8 +129,13 @@ impl Node {
 
     pub(super) fn tick_root(&mut self) {
         let now = self.now;
+        let silent = self.child_that_owes_answer();
         let Some(root) = &mut self.root else { return };
         if let Some(error) = root.blame.verdict(now) {
+            // Others may have left because of it, and what they had to say would have come through it.
+            if let Some((child, silence)) = silent {
+                return self.outbox.actions.push(Action::Silent(child, silence));
+            }
             return self.decide(Decision::Failed(error));
         }
         if root.end_at().is_some_and(|at| now >= at) {

@@ -572,6 +572,23 @@ fn if_the_parent_does_not_answer_either_it_is_the_one_to_blame() {
 }
 
 #[test]
+fn who_left_because_a_child_of_the_root_is_silent_is_not_to_blame() {
+    let Rules { timeout, .. } = Rules::default();
+    let mut ranks = Ranks::new(7, Rules::default());
+    let root = &mut ranks.nodes[0];
+    root.waits(Some(Time::ZERO));
+    root.tick(timeout / 4);
+    assert_eq!(root.flush(timeout / 4).1, [Decision::AreYouThere]);
+    root.heard_from(timeout / 4, 1);
+    // Rank 6 has seen that rank 2, through which it speaks, is silent: it has left, and another has seen that.
+    let later = timeout / 4 + timeout / 8;
+    root.tick(later);
+    root.hear_child(later, Up::Failed(Rank::new(5), Error::peer_lost(Rank::new(6), "here", "it has left")));
+    root.tick(later + VERDICT_TIME / 2);
+    assert!(matches!(root.take_actions()[..], [Action::Silent(2, _)]));
+}
+
+#[test]
 fn what_is_seen_in_the_tree_counts_more_than_what_is_seen_in_a_collective() {
     let mut ranks = Ranks::new(7, Rules::default());
     ranks.nodes[5].fail(ranks.now, Error::peer_lost(Rank::new(4), "here", "it has left"));

@@ -92,6 +92,12 @@ impl Node {
         self.ending.liveness.owes_answer(self.now, self.neighbours.parent?)
     }
 
+    /// A child that was asked and should have answered long ago, and for how long it has been silent.
+    pub(super) fn child_that_owes_answer(&self) -> Option<(usize, Duration)> {
+        let late = |child: &usize| self.ending.liveness.owes_answer(self.now, *child).filter(|(at, _)| self.now >= *at);
+        self.neighbours.children.iter().find_map(|child| Some((*child, late(child)?.1)))
+    }
+
     /// The parent wants to know whether this member is there: somebody waits.
     pub(super) fn asked_by_parent(&mut self) {
         self.ending.liveness.was_asked(self.now);

@@ -249,7 +249,7 @@ fn pump<T: DeserializeOwned>(
         return;
     }
     let stream = &mut streams.streams[wire.stream];
-    let result = (|| {
+    let sent = (|| {
         while wire.written < wire.outbox.len() {
             match stream.try_write(&wire.outbox[wire.written..])? {
                 0 => break,
@@ -260,6 +260,10 @@ fn pump<T: DeserializeOwned>(
             wire.outbox.clear();
             wire.written = 0;
         }
+        Ok::<(), Broken>(())
+    })();
+    // Also from one that does not listen any more: its last words may have come.
+    let received = (|| {
         while !wire.ended {
             if wire.inbox.len() < wire.came + READ {
                 wire.inbox.resize(wire.came + READ, 0);
@@ -295,7 +299,7 @@ fn pump<T: DeserializeOwned>(
         wire.inbox.copy_within(used..wire.came, 0);
         wire.came -= used;
     }
-    if let Err(broken) = result {
+    if let Err(broken) = sent.and(received) {
         let error = stream.culprit().unwrap_or_else(|| wire.lost(broken));
         wire.outbox.clear();
         wire.written = 0;
