@@ -8,6 +8,8 @@ mod members;
 mod movement;
 mod row;
 mod signals;
+mod staging;
 
 pub use done::CudaDone;
 pub use row::CudaIpc;
+pub use staging::Staging;
