@@ -137,7 +137,7 @@ fn reduce(engine: &Engine, name: &str, op: ReduceOp, numbers: [u64; 2]) -> Resul
     let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
     let submission = Submission::allreduce(name, op, DType::I64, Shape(vec![2]), bytes.into());
     let outcome = engine.submit(submission)?.wait()?;
-    let bytes = outcome.output.map(corro_core::Buffer::into_vec).unwrap_or_default();
+    let bytes = outcome.into_bytes()?;
     let number = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
     match (number(0), number(8)) {
         (Some(a), Some(b)) => Ok([a, b]),

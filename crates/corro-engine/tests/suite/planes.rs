@@ -42,7 +42,7 @@ fn they_go_by_their_plane_which_is_written_down() {
         let snapshot = engine.metrics();
         assert_eq!(snapshot.planes().collect::<Vec<_>>(), [("host", 1), ("far", 20)]);
         assert_eq!(snapshot.get(Count::Batches), 21);
-        assert!(snapshot.prometheus().contains(r#"corro_plane_batches_total{rank="#));
+        assert!(snapshot.prometheus().contains("corro_plane_batches_total{rank="));
         let record = engine.flight_record();
         let on = |plane: &str| record.lines().filter(|l| l.split_whitespace().any(|word| word == plane)).count();
         assert_eq!((on("far"), on("host")), (20, 1), "{record}");

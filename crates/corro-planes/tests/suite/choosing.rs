@@ -50,7 +50,7 @@ fn the_first_row_that_can_serves_and_the_others_say_why_not() {
     let choice = chosen(&[fine.clone(), elsewhere], WANTED).unwrap();
     assert_eq!((choice.row, choice.to_string().as_str()), (Some(1), "near: a and b share no memory"));
     let wide = Wanted { dtype: DType::F64, ..WANTED };
-    assert_eq!(chosen(&[fine.clone()], wide).unwrap().to_string(), "near: it does not know float64");
+    assert_eq!(chosen(std::slice::from_ref(&fine), wide).unwrap().to_string(), "near: it does not know float64");
     let poor = facts("a", Err("no driver"), Err("no library"));
     let choice = chosen(&[fine.clone(), poor.clone(), poor], WANTED).unwrap();
     assert_eq!(choice.row, None);
@@ -90,9 +90,9 @@ fn sum(
 ) -> Result<(&'static str, Option<Vec<u8>>)> {
     let (members, agreed) = (world(group.size()), [agreed(allreduce(ReduceOp::Sum), DType::U8, &[4], place)]);
     let mut tensors = [tensor];
-    let plane = planes.choose(group, &members, &agreed, &tensors)?;
-    let outcome = plane.run(group, &members, &agreed, &mut tensors, false)?.remove(0)?;
-    Ok((plane.name(), outcome.output.as_ref().map(read)))
+    let chosen = planes.choose(group, &members, &agreed, &tensors)?;
+    let outcome = chosen.run(group, &members, &agreed, &mut tensors, false)?.remove(0)?;
+    Ok((chosen.name(), outcome.output.as_ref().map(read)))
 }
 
 fn on_device() -> Tensor {

@@ -73,7 +73,8 @@ pub(crate) fn every_case(kit: &mut dyn Kit, group: &mut Group) {
     bench.refused();
     bench.movers();
     bench.reducescatters();
-    bench.run("barrier", vec![bench.agreed(Kind::Barrier, DType::U8, &[])], vec![Tensor::default()]);
+    let barrier = bench.agreed(Kind::Barrier, DType::U8, &[]);
+    bench.run("barrier", &[barrier], vec![Tensor::default()]);
 }
 
 impl Bench<'_, '_> {
@@ -104,8 +105,8 @@ impl Bench<'_, '_> {
     }
 
     /// Runs a batch, unless the plane does not claim to serve such; gives the bytes of the results.
-    fn run(&mut self, case: &str, agreed: Vec<Arc<Agreed>>, tensors: Vec<Tensor>) -> Option<Vec<Vec<u8>>> {
-        let outcomes = self.outcomes(case, &agreed, tensors)?;
+    fn run(&mut self, case: &str, agreed: &[Arc<Agreed>], tensors: Vec<Tensor>) -> Option<Vec<Vec<u8>>> {
+        let outcomes = self.outcomes(case, agreed, tensors)?;
         let bytes = outcomes.into_iter().map(|outcome| {
             let outcome = outcome.unwrap_or_else(|error| panic!("{case}: {error}"));
             outcome.output.as_ref().map_or(Vec::new(), |memory| self.kit.read(memory))
@@ -144,7 +145,7 @@ impl Bench<'_, '_> {
                     let brought = sample(dtype, me, len);
                     let tensor = self.tensor(form, &brought, brought.len());
                     let agreed = self.agreed(allreduce(op), dtype, &[len]);
-                    let Some(results) = self.run(&case, vec![agreed], vec![tensor]) else { continue };
+                    let Some(results) = self.run(&case, &[agreed], vec![tensor]) else { continue };
                     assert!(model::same(dtype, &results[0], &model::allreduce(dtype, op, n, len)), "{case}");
                 }
             }
@@ -166,7 +167,7 @@ impl Bench<'_, '_> {
                 let brought = sample(dtype, me, 100);
                 let agreed = self.agreed(Kind::Allreduce { op, prescale, postscale }, dtype, &[100]);
                 let tensor = self.tensor(form, &brought, brought.len());
-                if let Some(results) = self.run(&case, vec![agreed], vec![tensor]) {
+                if let Some(results) = self.run(&case, &[agreed], vec![tensor]) {
                     assert!(model::same(dtype, &results[0], &want), "{case}");
                 }
                 if matches!(form, Form::InPlace) {
@@ -174,7 +175,7 @@ impl Bench<'_, '_> {
                 }
                 let agreed = self.agreed(Kind::Reducescatter { op, prescale, postscale }, dtype, &[100]);
                 let tensor = self.tensor(form, &brought, mine.len());
-                if let Some(results) = self.run(&case, vec![agreed], vec![tensor]) {
+                if let Some(results) = self.run(&case, &[agreed], vec![tensor]) {
                     assert!(model::same(dtype, &results[0], &want[mine.clone()]), "reducescatter {case}");
                 }
             }
@@ -190,7 +191,7 @@ impl Bench<'_, '_> {
             let batch = LENGTHS.map(|len| self.agreed(allreduce(ReduceOp::Sum), dtype, &[len]));
             let brought = LENGTHS.map(|len| sample(dtype, me, len));
             let tensors = brought.iter().zip(FORMS).map(|(b, form)| self.tensor(form, b, b.len())).collect();
-            let Some(results) = self.run(&case, batch.to_vec(), tensors) else { continue };
+            let Some(results) = self.run(&case, &batch, tensors) else { continue };
             for (result, len) in results.iter().zip(LENGTHS) {
                 assert!(model::same(dtype, result, &model::allreduce(dtype, ReduceOp::Sum, n, len)), "{case} {len}");
             }
@@ -206,7 +207,7 @@ impl Bench<'_, '_> {
             let (case, same) = (format!("adasum {dtype}"), sample(dtype, 1, 50));
             let agreed = self.agreed(allreduce(ReduceOp::Adasum), dtype, &[50]);
             let tensor = self.tensor(Form::Apart, &same, same.len());
-            let Some(results) = self.run(&case, vec![agreed], vec![tensor]) else { continue };
+            let Some(results) = self.run(&case, &[agreed], vec![tensor]) else { continue };
             assert!(model::same(dtype, &results[0], &same), "{case}");
         }
     }
@@ -222,7 +223,7 @@ impl Bench<'_, '_> {
             let mine =
                 if me + 1 == n { Tensor::default() } else { self.tensor(Form::InPlace, &brought, brought.len()) };
             let agreed = self.agreed(allreduce(ReduceOp::Sum), dtype, &[33]);
-            let Some(results) = self.run("joined", vec![agreed], vec![mine]) else { continue };
+            let Some(results) = self.run("joined", &[agreed], vec![mine]) else { continue };
             assert!(model::same(dtype, &results[0], &model::allreduce(dtype, ReduceOp::Sum, n - 1, 33)), "{dtype}");
         }
     }
@@ -268,7 +269,7 @@ impl Bench<'_, '_> {
                     let form = [Form::Apart, Form::Own, Form::Allocated][(me + more) % 3];
                     tensors.push(self.tensor(form, &brought, gathered(more).len()));
                 }
-                let Some(results) = self.run(&case, batch, tensors) else { continue };
+                let Some(results) = self.run(&case, &batch, tensors) else { continue };
                 assert!(results == (0..count).map(gathered).collect::<Vec<_>>(), "{case}");
             }
             for root in [0, n - 1] {
@@ -276,7 +277,7 @@ impl Bench<'_, '_> {
                 let agreed = self.agreed(Kind::Broadcast { root: Rank::new(root) }, dtype, &[41]);
                 let form = FORMS[(me + root) % FORMS.len()];
                 let tensor = self.tensor(form, &sample(dtype, me, 41), 41 * size);
-                let Some(results) = self.run(&case, vec![agreed], vec![tensor]) else { continue };
+                let Some(results) = self.run(&case, &[agreed], vec![tensor]) else { continue };
                 assert!(results[0] == sample(dtype, root, 41), "{case}");
             }
             for even in [true, false] {
@@ -321,7 +322,7 @@ impl Bench<'_, '_> {
                     let form = [Form::Apart, Form::Own, Form::Allocated][(me + rows) % 3];
                     let tensor = self.tensor(form, &sample(dtype, me, rows * 5), mine.len());
                     let agreed = self.agreed(kind, dtype, &[rows, 5]);
-                    let Some(results) = self.run(&case, vec![agreed], vec![tensor]) else { continue };
+                    let Some(results) = self.run(&case, &[agreed], vec![tensor]) else { continue };
                     assert!(model::same(dtype, &results[0], &model::allreduce(dtype, op, n, rows * 5)[mine]), "{case}");
                 }
             }

@@ -10,7 +10,7 @@ use corro_planes::{Memory, Output, Planes, Table, Tensor};
 use crate::support::fake::{FakeRow, read, table, upload};
 use crate::support::{agreed, group, on_fabrics, world};
 
-fn withdrawn_and_run_again(place: Place, planes: fn() -> Table, memory: fn(&[u8]) -> Memory, plane: &'static str) {
+fn withdrawn_and_run_again(place: Place, planes: fn() -> Table, memory: fn(&[u8]) -> Memory, name: &'static str) {
     let turn = Arc::new(std::sync::Barrier::new(2));
     on_fabrics(&[0, 1], move |fabric| {
         let members = world(2);
@@ -23,7 +23,7 @@ fn withdrawn_and_run_again(place: Place, planes: fn() -> Table, memory: fn(&[u8]
         // As in any job: what is in a plan has been run before.
         let mut tensors = fresh();
         let chosen = planes.choose(&mut before, &members, &agreed, &tensors).unwrap();
-        assert_eq!(chosen.name(), plane);
+        assert_eq!(chosen.name(), name);
         chosen.run(&mut before, &members, &agreed, &mut tensors, false).unwrap();
         let mut tensors = fresh();
         if fabric.rank().index() == 0 {
@@ -32,15 +32,15 @@ fn withdrawn_and_run_again(place: Place, planes: fn() -> Table, memory: fn(&[u8]
                 std::thread::sleep(Duration::from_millis(20));
                 withdrawal.set();
             });
-            let plane = planes.choose(&mut before, &members, &agreed, &tensors).unwrap();
-            let result = plane.run(&mut before, &members, &agreed, &mut tensors, true);
+            let chosen = planes.choose(&mut before, &members, &agreed, &tensors).unwrap();
+            let result = chosen.run(&mut before, &members, &agreed, &mut tensors, true);
             assert_eq!(result.err(), Some(Error::Withdrawn));
             call_off.join().unwrap();
         }
         turn.wait();
         let mut after = group(fabric, 2);
-        let plane = planes.choose(&mut after, &members, &agreed, &tensors).unwrap();
-        let mut outcomes = plane.run(&mut after, &members, &agreed, &mut tensors, true).unwrap();
+        let chosen = planes.choose(&mut after, &members, &agreed, &tensors).unwrap();
+        let mut outcomes = chosen.run(&mut after, &members, &agreed, &mut tensors, true).unwrap();
         let outcome = outcomes.remove(0).unwrap();
         assert_eq!(outcome.output.as_ref().map(read), Some(vec![6, 12, 18, 24]));
         after.barrier().unwrap();
