@@ -13,6 +13,7 @@
 //! | `names` | what tensors are called |
 //! | `ops` | collectives |
 //! | `objects` | proofs that Python objects come from a rank as it sent them |
+//! | `gpu` | tensors on GPUs, in the order of streams |
 //! | `handles` | operations in flight |
 //! | `output` | results in memory that the engine has allocated |
 //! | `settings` | knobs that Python code asks for |
@@ -22,6 +23,7 @@
 mod departure;
 mod elastic;
 mod error;
+mod gpu;
 mod handles;
 mod job;
 mod names;
@@ -43,6 +45,8 @@ mod _native {
     use crate::departure::{leaving, thread_raised};
     #[pymodule_export]
     use crate::elastic::{host_changes, leave, set_progress};
+    #[pymodule_export]
+    use crate::gpu::{register_streams, takes_gpu_memory};
     #[pymodule_export]
     use crate::handles::{poll, wait};
     #[pymodule_export]

@@ -16,7 +16,18 @@ from corro._errors import HorovodInternalError
 from corro._front.adapter import View
 from corro._front.process_sets import ProcessSet
 from corro._native import run, submit, submit_group
-from corro.torch._tensors import from_output, hold, host, place, put_back, rounded, to_device, view, with_splits
+from corro.torch._tensors import (
+    from_output,
+    hold,
+    host,
+    place,
+    put_back,
+    rounded,
+    storage,
+    to_device,
+    view,
+    with_splits,
+)
 
 # What owns the memory of a tensor: `hold`, or for tensors that nobody else has in hand `storage`.
 Keep = Callable[[torch.Tensor], Any]
@@ -26,7 +37,7 @@ def in_place(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str
     """The result replaces the tensor's elements."""
     here = place(tensor)
     if here is not None:
-        run(kind, here, here, process_set.process_set_id, name, *numbers)
+        run(kind, here, here, process_set.process_set_id, name, *rounded(numbers, tensor))
         return tensor
     home = host(tensor)
     there = view(home, tensor)
@@ -39,6 +50,7 @@ def in_place_async(
 ) -> int:
     here = place(tensor)
     if here is not None:
+        numbers = rounded(numbers, tensor)
         return submit(kind, here, here, process_set.process_set_id, name, keep(tensor), tensor, None, *numbers)
     home = host(tensor)
     there = view(home, tensor)
@@ -48,6 +60,11 @@ def in_place_async(
 
 def into_new(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> torch.Tensor:
     """The result is a new tensor of the same shape."""
+    here = place(tensor)
+    if here is not None:
+        result = torch.empty_like(tensor)
+        run(kind, here, place(result), process_set.process_set_id, name, *rounded(numbers, tensor))
+        return result
     home = host(tensor)
     result = torch.empty_like(home)
     places = (view(home, tensor), view(result, tensor))
@@ -56,6 +73,11 @@ def into_new(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str
 
 
 def into_new_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
+    here = place(tensor)
+    if here is not None and tensor.is_cuda:
+        result = torch.empty_like(tensor)
+        set_id, numbers = process_set.process_set_id, rounded(numbers, tensor)
+        return submit(kind, here, place(result), set_id, name, (storage(tensor), result), result, None, *numbers)
     home = host(tensor)
     result = torch.empty_like(home)
     places = (view(home, tensor), view(result, tensor))
@@ -113,6 +135,7 @@ def group_in_place_async(
     here = [found for tensor in tensors if (found := place(tensor)) is not None]
     if len(here) == len(tensors):
         kept = [keep(tensor) for tensor in tensors]
+        numbers = rounded(numbers, tensors[0])
         return submit_group(kind, here, here, set_id, name, kept, list(tensors), None, *numbers)
     homes = _hosts(tensors)
     places = _views(homes, tensors)
@@ -124,6 +147,13 @@ def group_in_place_async(
 def group_into_new_async(
     kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet, name: str | None, *numbers: Any
 ) -> int:
+    here = [found for tensor in tensors if tensor.is_cuda and (found := place(tensor)) is not None]
+    if here and len(here) == len(tensors):
+        results = [torch.empty_like(tensor) for tensor in tensors]
+        outputs = [place(result) for result in results]
+        set_id, numbers = process_set.process_set_id, rounded(numbers, tensors[0])
+        kept = ([storage(tensor) for tensor in tensors], results)
+        return submit_group(kind, here, outputs, set_id, name, kept, results, None, *numbers)
     homes = _hosts(tensors)
     results = [torch.empty_like(home) for home in homes]
     places = _views(homes, tensors)

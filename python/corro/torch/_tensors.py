@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
 from corro._front.adapter import CPU, View
-from corro._native import Output
+from corro._native import Output, register_streams, takes_gpu_memory
 
 # Horovod's numbers, then ours. Older torch versions lack the last ones.
 DTYPES: dict[torch.dtype, int] = {
@@ -44,7 +45,26 @@ def place(tensor: torch.Tensor) -> View | None:
         dtype = DTYPES.get(tensor.dtype)
         if dtype is not None:
             return (tensor.data_ptr(), tensor.shape, dtype, CPU)
+    elif tensor.is_cuda and tensor.layout is _strided and tensor.is_contiguous() and _takes_gpu_memory():
+        dtype = DTYPES.get(tensor.dtype)
+        if dtype is not None:
+            device = tensor.device.index or 0
+            return (tensor.data_ptr(), tensor.shape, dtype, device, current_stream(device))
     return None
+
+
+def current_stream(device: int) -> int:
+    """The number by which CUDA knows torch's current stream."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+@functools.cache
+def _takes_gpu_memory() -> bool:
+    """Whether the engine takes tensors on GPUs where they are."""
+    if not takes_gpu_memory():
+        return False
+    register_streams(current_stream)
+    return True
 
 
 def hold(tensor: torch.Tensor) -> Any:
@@ -53,6 +73,8 @@ def hold(tensor: torch.Tensor) -> Any:
     torch gives back the memory of a storage that is resized. Not so if numpy has been shown it: then it refuses. So
     does whoever asks afterwards: a storage that has been in flight keeps its size for good, as one that numpy knows.
     """
+    if tensor.is_cuda:
+        return storage(tensor)
     alias = tensor.detach()
     try:
         return (alias.view(torch.int16) if alias.dtype == torch.bfloat16 else alias).numpy()

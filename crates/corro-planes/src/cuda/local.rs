@@ -62,11 +62,6 @@ impl Local {
         self.output.memory.span()
     }
 
-    /// Whether what it brings lies where the result goes.
-    pub(super) fn is_in_place(&self) -> bool {
-        self.input.is_none()
-    }
-
     /// The stream may use the memory from here on.
     pub(super) fn begin(&self, stream: &Stream) -> Result<()> {
         for place in self.input.iter().chain([&self.output]) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use corro_agreement::request::Place;
 use corro_collectives::{Collective, Group};
 use corro_core::{DType, Error, GroupId, Rank, ReduceOp, Result};
-use corro_planes::{Choice, Facts, HOST, Output, Planes, Row, Table, Tensor, Wanted, choose};
+use corro_planes::{Choice, Facts, HOST, Output, Planes, Releases, Row, Table, Tensor, Wanted, choose};
 use corro_transport::{Fabric, Settings};
 
 use crate::support::fake::{FakeRow, read, table, upload};

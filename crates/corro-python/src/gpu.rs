@@ -1,0 +1,99 @@
+//! Tensors on GPUs, in the order of their framework's streams.
+//!
+//! A front says on which stream a tensor was made; an event there tells when it is ready. When an operation is waited for, the
+//! framework's current stream is made to wait for the result, and the host is not. The front says which stream that is
+//! ([`register_streams`]).
+
+#![expect(unsafe_code, reason = "addresses and streams arrive as numbers")]
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+
+use corro_core::{Error, Result};
+use corro_cuda::{Device, DeviceMemory, Event, EventPool, Stream, driver};
+use corro_engine::{Memory, Outcome};
+use corro_planes::{CudaDone, CudaIpc, CudaStaging, Done, Plane, Table};
+use pyo3::prelude::*;
+
+use crate::error::exception;
+
+/// Events that stay for the next tensors.
+const EVENTS: usize = 256;
+
+/// Gives the number of the framework's current stream on a device.
+static STREAMS: OnceLock<Py<PyAny>> = OnceLock::new();
+
+static DEVICES: LazyLock<Mutex<HashMap<usize, (Device, EventPool)>>> = LazyLock::new(Mutex::default);
+
+/// The planes of this release. Nothing is opened here.
+pub(crate) fn table() -> Table {
+    let staging = || Ok(Box::new(CudaStaging::default()) as Box<dyn Plane>);
+    Table::new(vec![Arc::new(CudaIpc)], Arc::new(staging))
+}
+
+fn device(ordinal: usize) -> Result<(Device, EventPool)> {
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((device, events)) = devices.get(&ordinal) {
+        return Ok((device.clone(), events.clone()));
+    }
+    let device = driver()?.device(ordinal)?;
+    let events = EventPool::new(&device, EVENTS);
+    devices.insert(ordinal, (device.clone(), events.clone()));
+    Ok((device, events))
+}
+
+/// What tells when everything that a stream has been given so far is done.
+pub(crate) fn ready(ordinal: usize, stream: u64) -> Result<Arc<Event>> {
+    let (device, events) = device(ordinal)?;
+    let event = events.take()?;
+    // SAFETY: a front gives a stream of its framework that is alive during the call.
+    unsafe { Stream::foreign(&device, stream) }.record(&event)?;
+    Ok(Arc::new(event))
+}
+
+/// A tensor's memory.
+pub(crate) fn memory(
+    address: usize,
+    bytes: usize,
+    ordinal: usize,
+    ready: &Arc<Event>,
+    keep: Arc<dyn Any + Send + Sync>,
+) -> Memory {
+    // SAFETY: as for memory of the host (`ops::memory`), and once `ready` is reached: what the program enqueues later waits
+    // for the operation's end, or breaks the rule of asynchronous collectives, which gives wrong numbers.
+    unsafe { DeviceMemory::from_raw(address as u64, bytes, ordinal, Some(Arc::clone(ready)), keep) }.into()
+}
+
+/// Has the framework's current streams wait for results that GPUs are still at.
+pub(crate) fn order(py: Python<'_>, outcomes: &[Outcome]) -> PyResult<()> {
+    let mut last: Option<&Arc<dyn Done>> = None;
+    for after in outcomes.iter().filter_map(|outcome| outcome.after.as_ref()) {
+        // Those of one batch have the same.
+        if last.is_some_and(|last| Arc::ptr_eq(last, after)) {
+            continue;
+        }
+        last = Some(after);
+        let any: &dyn Any = &**after;
+        let Some(done) = any.downcast_ref::<CudaDone>() else { continue };
+        let streams = STREAMS.get().ok_or_else(|| exception(py, &Error::Bug("no front has named its streams".into())))?;
+        let device = done.event().device();
+        let stream: u64 = streams.call1(py, (device.ordinal(),))?.extract(py)?;
+        // SAFETY: as in `ready`.
+        unsafe { Stream::foreign(device, stream) }.wait(done.event()).map_err(|error| exception(py, &error))?;
+    }
+    Ok(())
+}
+
+/// Whether tensors on GPUs can be handed over where they are.
+#[pyfunction]
+pub(crate) fn takes_gpu_memory() -> bool {
+    driver().and_then(|driver| driver.device_count()).is_ok_and(|count| count > 0)
+}
+
+/// `streams(device)` gives the number of the framework's current stream there.
+#[pyfunction]
+pub(crate) fn register_streams(streams: Py<PyAny>) {
+    // The first front that asks: those of one process share GPUs, but only torch's has streams.
+    let _ = STREAMS.set(streams);
+}
