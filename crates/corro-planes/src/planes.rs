@@ -12,6 +12,7 @@ use corro_collectives::Group;
 use corro_core::{Error, Rank, Result};
 
 use crate::choice::{Choice, choose};
+use crate::cuda::{CudaIpc, Staging as CudaStaging};
 use crate::exchange::exchange;
 use crate::facts::{FACTS_CAP, Facts};
 use crate::host::Host;
@@ -34,6 +35,12 @@ impl Table {
     /// For tensors in the memory of GPUs: the rows in the order in which they are asked, and what serves where all decline.
     pub fn new(rows: Vec<Arc<dyn Row>>, staging: Staging) -> Self {
         Self { rows, staging: Some(staging), forced: None }
+    }
+
+    /// The planes of this release. Nothing is opened before a tensor of a GPU comes.
+    pub fn standard() -> Self {
+        let staging = || Ok(Box::new(CudaStaging::default()) as Box<dyn Plane>);
+        Self::new(vec![Arc::new(CudaIpc)], Arc::new(staging))
     }
 
     /// The same, with a plane that the user asks for. If it can't serve a batch, that is an error.

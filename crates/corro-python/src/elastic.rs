@@ -89,7 +89,7 @@ fn seated(client: &Client) -> Result<Answer> {
             Joined::Ended { success, why } => return Ok(Answer::Leave { success, why }),
         };
         let settings = Settings { epoch: seat.epoch, ..Settings::from_env()? };
-        let options = Options { planes: crate::gpu::table(), ..Options::from_env()? };
+        let options = Options::from_env()?;
         match client.fabric(&seat, settings).and_then(|fabric| Engine::start(fabric, options)) {
             Ok(engine) => {
                 client.when_lost(&seat, engine.ender());

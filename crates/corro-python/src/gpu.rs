@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use corro_core::{Error, Result};
 use corro_cuda::{Device, DeviceMemory, Event, EventPool, Stream, driver};
 use corro_engine::{Memory, Outcome};
-use corro_planes::{CudaDone, CudaIpc, CudaStaging, Done, Plane, Table};
+use corro_planes::{CudaDone, Done};
 use pyo3::prelude::*;
 
 use crate::error::exception;
@@ -25,12 +25,6 @@ const EVENTS: usize = 256;
 static STREAMS: OnceLock<Py<PyAny>> = OnceLock::new();
 
 static DEVICES: LazyLock<Mutex<HashMap<usize, (Device, EventPool)>>> = LazyLock::new(Mutex::default);
-
-/// The planes of this release. Nothing is opened here.
-pub(crate) fn table() -> Table {
-    let staging = || Ok(Box::new(CudaStaging::default()) as Box<dyn Plane>);
-    Table::new(vec![Arc::new(CudaIpc)], Arc::new(staging))
-}
 
 fn device(ordinal: usize) -> Result<(Device, EventPool)> {
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
