@@ -107,8 +107,10 @@ impl Run {
                 idle += 1;
                 rustix::thread::sched_yield();
             } else {
-                let deadline = *deadline.get_or_insert_with(|| Deadline::after(links.timeout()));
-                self.sleep(links, buffers, deadline)?;
+                let until = *deadline.get_or_insert_with(|| Deadline::after(links.timeout()));
+                if self.sleep(links, buffers, until)? {
+                    (idle, deadline) = (0, None);
+                }
             }
         }
         Ok(())
@@ -204,35 +206,54 @@ impl Run {
         }
     }
 
-    /// Sleeps until a stream that matters stirs.
-    fn sleep(&mut self, links: &mut Links, buffers: &mut Buffers<'_>, deadline: Deadline) -> Result<()> {
+    /// Sleeps until a stream that matters stirs, for [`LOOK_UP`] at most. True if anything moved.
+    fn sleep(&mut self, links: &mut Links, buffers: &mut Buffers<'_>, deadline: Deadline) -> Result<bool> {
         let busy: Vec<usize> = self.schedule.lanes.iter().map(|l| l.peer).collect();
         for peer in &busy {
             links.to(*peer)?.streams_mut().for_each(|s| s.arm());
         }
         // Whatever came before the bells were armed is found by this pass; whatever comes after rings.
         let moved = self.pass(links, buffers);
-        let woken = match moved {
+        let rang = match moved {
             Ok(false) if self.left > 0 => self.poll(links, deadline),
-            Ok(_) => Ok(true),
-            Err(e) => Err(e),
+            _ => Ok(false),
         };
         for peer in &busy {
             links.to(*peer)?.streams_mut().for_each(|s| s.disarm());
         }
-        if woken? {
-            return Ok(());
+        if moved? || self.left == 0 {
+            return Ok(true);
         }
+        if rang? {
+            for peer in &busy {
+                links.to(*peer)?.streams_mut().for_each(|s| s.silence());
+            }
+            if self.pass(links, buffers)? {
+                return Ok(true);
+            }
+        }
+        // Also if a bell woke us for nothing: one that rings on and on must not keep us from seeing that the wait is over.
+        self.look_up(links, buffers, &busy, deadline)
+    }
+
+    /// Nothing moves: an error if there is nothing to wait for any more. True if something has moved after all.
+    fn look_up(
+        &mut self,
+        links: &mut Links,
+        buffers: &mut Buffers<'_>,
+        busy: &[usize],
+        deadline: Deadline,
+    ) -> Result<bool> {
         for peer in busy {
-            if let Err(gone) = links.to(peer)?.check() {
+            if let Err(gone) = links.to(*peer)?.check() {
                 // A peer may well leave right after it has sent what we wait for.
-                return if self.pass(links, buffers)? { Ok(()) } else { Err(gone) };
+                return if self.pass(links, buffers)? { Ok(true) } else { Err(gone) };
             }
         }
         if links.withdrawal().is_set() {
             return Err(Error::Withdrawn);
         }
-        if deadline.passed() { Err(self.too_late(links, deadline)) } else { Ok(()) }
+        if deadline.passed() { Err(self.too_late(links, deadline)) } else { Ok(false) }
     }
 
     /// True if something stirred, false after [`LOOK_UP`].
@@ -254,7 +275,7 @@ impl Run {
         let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(nap.subsec_nanos()) };
         match poll(&mut fds, Some(&nap)) {
             Ok(n) => Ok(n > 0),
-            Err(rustix::io::Errno::INTR) => Ok(true),
+            Err(rustix::io::Errno::INTR) => Ok(false),
             Err(e) => Err(Error::io("waiting for peers", e)),
         }
     }
@@ -326,5 +347,53 @@ fn reduce(mine: &mut [u8], theirs: &mut [u8], how: Arithmetic, action: Action) {
     }
     if how.factor != 1.0 {
         corro_kernels::scale(how.dtype, mine, how.factor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::mpsc::channel;
+
+    use corro_core::Rank;
+    use corro_transport::{Fabric, Settings};
+
+    use super::*;
+    use crate::Group;
+
+    fn rings(bell: impl AsFd) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&now)).unwrap() > 0
+    }
+
+    /// Rank 0 waits for rank 1, which does not come; and a bell has rung late, for what was found without it.
+    fn wait_in_vain(timeout: Duration, withdrawn: bool) -> Error {
+        let mut fabrics = Fabric::threads(&[0, 1], &Settings { timeout, ..Settings::default() });
+        let other = fabrics.pop().unwrap();
+        std::thread::scope(|scope| {
+            let (done, wait) = channel::<()>();
+            scope.spawn(move || {
+                let _group = Group::world(&other).unwrap();
+                let _ = wait.recv();
+            });
+            let mut group = Group::world(&fabrics[0]).unwrap();
+            let stream = group.channel.links.to(1).unwrap().streams_mut().next().unwrap();
+            let bell = stream.fd().try_clone_to_owned().unwrap();
+            rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+            if withdrawn {
+                group.withdrawal().set();
+            }
+            let error = group.barrier().unwrap_err();
+            assert!(!rings(&bell), "nobody took the ring off the bell");
+            drop(done);
+            error
+        })
+    }
+
+    #[test]
+    fn a_bell_that_rang_late_keeps_nobody_from_seeing_that_the_wait_is_over() {
+        assert_eq!(wait_in_vain(Duration::from_secs(60), true), Error::Withdrawn);
+        let late = wait_in_vain(Duration::from_millis(200), false);
+        assert!(matches!(late, Error::PeerLost { rank, .. } if rank == Rank::new(1)), "{late}");
     }
 }

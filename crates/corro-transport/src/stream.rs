@@ -59,6 +59,11 @@ pub trait Stream: Send {
     /// Called after sleeping: takes the ring off `fd` again.
     fn disarm(&mut self) {}
 
+    /// Called when `fd` was found readable, before looking what has come: takes off a ring that came after `disarm`. The peer had
+    /// been asked for it, and what it rang for was found without it. Nobody else would take it off, and who sleeps on
+    /// `fd` would never sleep again.
+    fn silence(&mut self) {}
+
     /// Readable once the peer's process has exited, where `fd` would not tell.
     fn exit_fd(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -96,9 +96,13 @@ impl Stream for RingStream {
         // The peer takes the mark away when it rings; while it is there, nobody has rung for this stream.
         let (unread, unwritten) = (self.incoming.disarm_reader(), self.outgoing.disarm_writer());
         if !(unread && unwritten) {
-            // Non-blocking: empties the counter. A ring that comes later only wakes once more.
-            let _ = rustix::io::read(&self.doorbells[self.me], &mut [0u8; 8]);
+            self.silence();
         }
+    }
+
+    fn silence(&mut self) {
+        // Non-blocking: empties the counter. A ring that comes later only wakes once more.
+        let _ = rustix::io::read(&self.doorbells[self.me], &mut [0u8; 8]);
     }
 
     fn exit_fd(&self) -> Option<BorrowedFd<'_>> {
