@@ -159,7 +159,10 @@ impl Node {
         let names = following.awaited(self.plan.in_entry);
         let missing = root.coordinator.members().iter().map(|rank| (*rank, names.clone())).collect();
         let fatal = root.limits.end(waiting);
-        self.ask(StallReport { waiting, missing, longest: None, doing: BTreeMap::new(), waits: BTreeSet::new(), fatal }, true);
+        self.ask(
+            StallReport { waiting, missing, longest: None, doing: BTreeMap::new(), waits: BTreeSet::new(), fatal },
+            true,
+        );
     }
 
     fn ask(&mut self, report: StallReport, roll_call: bool) {
