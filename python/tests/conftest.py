@@ -1,8 +1,13 @@
 """Which tests run here: those of the framework that scripts/python_test has made an environment for."""
 
 import os
+import tempfile
 
 import pytest
+
+# Jobs that fail on purpose leave their flight records here, and nothing behind when the tests are over.
+RECORDS = tempfile.TemporaryDirectory(prefix="corro-records-")
+os.environ.setdefault("CORRO_FLIGHT_RECORD_DIR", RECORDS.name)
 
 FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 

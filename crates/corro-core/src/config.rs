@@ -133,7 +133,7 @@ variables! {
         "Names the job where ranks meet without `corro run`. The same on all ranks, different from all other jobs of the user.";
     MEET_DIR = "CORRO_MEET_DIR", horovod: None, default: "$XDG_RUNTIME_DIR/corro on one host, ~/.corro/meet on several", kind: Kind::Text,
         "Where rank 0 writes a file (address and secret, readable by the user only) for the others where ranks meet without `corro run`. On several hosts they must share it.";
-    RENDEZVOUS_PORT = "CORRO_RENDEZVOUS_PORT", horovod: None, default: "MASTER_PORT + 1, else any free one", kind: Kind::Count(0, 65_535),
+    RENDEZVOUS_PORT = "CORRO_RENDEZVOUS_PORT", horovod: None, default: "MASTER_PORT + 1 (or + 11, + 101, + 1001 where that is taken), else any free one", kind: Kind::Count(0, 65_535),
         "The port of the rendezvous store, in the launcher or in rank 0.";
     ELASTIC = "CORRO_ELASTIC", horovod: Some("HOROVOD_ELASTIC"), default: "0", kind: Kind::Flag,
         "1: this process belongs to an elastic job. Set by the launcher; by hand only where a scheduler restarts processes by itself.";

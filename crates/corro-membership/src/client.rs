@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use corro_core::{Deadline, Error, Rank, Result, config};
 use corro_transport::messages::{MessageClient, Waker};
 use corro_transport::secret::Secret;
-use corro_transport::{Fabric, Place, Rendezvous, Settings, hold, look_up};
+use corro_transport::{Fabric, Place, Rendezvous, Settings, first_free, hold, look_up, look_up_ports};
 use serde_bytes::ByteBuf;
 
 use crate::embedded::EmbeddedDriver;
@@ -82,7 +82,8 @@ struct Route {
 
 enum Driver {
     At(Vec<SocketAddr>),
-    Named(String, u16),
+    /// By name, at one of these ports.
+    Named(String, Vec<u16>),
 }
 
 type WhenLost = Box<dyn Fn(Error) + Send>;
@@ -130,7 +131,7 @@ impl Client {
             // Started by `corro run` with a fixed size: the variable is the user's own.
             return Ok(None);
         }
-        let (host, port, secret) = place.told().ok_or_else(|| lacks("CORRO_SECRET, MASTER_ADDR or MASTER_PORT"))?;
+        let (host, ports, secret) = place.told().ok_or_else(|| lacks("CORRO_SECRET, MASTER_ADDR or MASTER_PORT"))?;
         hold(&place.claim(), &format!("rank {}", place.rank))?;
         let min = config::ELASTIC_MIN_NP.number(place.size)?.clamp(1, place.size);
         let rules = Rules {
@@ -147,13 +148,13 @@ impl Client {
             ..Rules::default()
         };
         let hosted = if place.rank == Rank::ZERO {
-            Some(EmbeddedDriver::start(port, secret, settings.tls, rules)?)
+            Some(first_free(ports, |port| EmbeddedDriver::start(port, secret, settings.tls, rules.clone()))?)
         } else {
             None
         };
         let driver = match &hosted {
             Some(hosted) => Driver::At(hosted.own_addresses()),
-            None => Driver::Named(host.to_owned(), port),
+            None => Driver::Named(host.to_owned(), ports.to_vec()),
         };
         let route = Route {
             driver,
@@ -370,17 +371,19 @@ impl Shared {
     fn connect(&self, patience: Deadline) -> Result<MessageClient> {
         loop {
             let one_try = patience.left().map_or(ONE_TRY, |left| left.min(ONE_TRY)).max(Duration::from_millis(1));
+            let one_try = Deadline::after(one_try);
             let addresses = match &self.route.driver {
                 Driver::At(addresses) => Ok(addresses.clone()),
                 // The process that held it may come back elsewhere, under the same name.
-                Driver::Named(host, port) => look_up(&format!("{host}:{port}")),
+                Driver::Named(host, ports) => look_up_ports(host, ports),
             };
-            let tried = addresses.and_then(|a| {
-                MessageClient::connect(DRIVER, &a, &self.route.secret, self.route.tls, Deadline::after(one_try))
-            });
+            let tried =
+                addresses.and_then(|a| MessageClient::connect(DRIVER, &a, &self.route.secret, self.route.tls, one_try));
             match tried {
                 Ok(line) => return Ok(line),
-                Err(error) if patience.passed() || matches!(error, Error::Unauthenticated(_)) => return Err(error),
+                // Nobody but strangers at all of its addresses: no use waiting for more.
+                Err(error @ Error::Unauthenticated(_)) if !one_try.passed() => return Err(error),
+                Err(error) if patience.passed() => return Err(error),
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
         }

@@ -92,7 +92,11 @@ fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], 
     for tensor in tensors.iter_mut().filter(|_| afterwards != 1.0) {
         corro_kernels::scale(dtype, place(tensor)?, afterwards);
     }
-    Ok(agreed.iter().zip(tensors).map(|(a, t)| t.outcome(a.shapes[0].clone())).collect())
+    let mut outcomes = Outcomes::with_capacity(tensors.len());
+    for (agreed, tensor) in agreed.iter().zip(tensors) {
+        outcomes.push(tensor.outcome(agreed.shapes[0].clone()));
+    }
+    Ok(outcomes)
 }
 
 /// Allgathers all tensors of the batch at once: what each member brings is put in a row.

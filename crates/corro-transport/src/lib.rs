@@ -52,7 +52,7 @@ mod tls;
 pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Wires, host_name};
 pub use holder::hold;
 pub use link::{Incoming, Link, Outgoing};
-pub use place::{Place, look_up};
+pub use place::{Place, first_free, look_up, look_up_ports};
 pub use settings::Settings;
 pub use shm::pool::Pooled;
 pub use shm::span::{Source, Span, Target};

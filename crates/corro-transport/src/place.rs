@@ -40,8 +40,8 @@ pub struct Place {
 enum Meeting {
     /// At a store that the launcher serves.
     Launcher { addresses: Vec<SocketAddr>, secret: Secret },
-    /// At a store that rank 0 serves, at an address everybody was told.
-    Told { host: String, port: u16, secret: Secret },
+    /// At a store that rank 0 serves, at an address everybody was told: at the first of these ports that is free there.
+    Told { host: String, ports: Vec<u16>, secret: Secret },
     /// At a store that rank 0 serves; where, and with which secret, is said in a file.
     File { path: std::path::PathBuf, port: u16 },
 }
@@ -70,9 +70,10 @@ impl Place {
     fn without_launcher(found: &Identity, secret: Option<Secret>) -> Result<Meeting> {
         let port = config::RENDEZVOUS_PORT.number(0u16)?;
         if let (Some(secret), Some((host, master_port))) = (secret, &found.master) {
-            // The master's own port is taken by whoever the variable was made for.
-            let port = if port == 0 { master_port.wrapping_add(1).max(1) } else { port };
-            return Ok(Meeting::Told { host: host.clone(), port, secret });
+            let ports = if port == 0 { ports_beside(*master_port) } else { vec![port] };
+            // A job of the same user beside this one may have the same secret, and be found at one of these ports.
+            let secret = Secret::from_bytes(secret.derive(&format!("the job of master port {master_port}")));
+            return Ok(Meeting::Told { host: host.clone(), ports, secret });
         }
         let Some(job) = &found.job else {
             let what = "start the job with `corro run`; or set, to the same on all ranks, CORRO_SECRET (64 random \
@@ -95,8 +96,9 @@ impl Place {
         let rank = (self.rank.index() as u64).to_le_bytes();
         match &self.meeting {
             Meeting::Launcher { secret, .. } => secret.prove("rank", &[&rank]),
-            Meeting::Told { host, port, secret } => {
-                secret.prove("rank", &[&rank, host.as_bytes(), &port.to_le_bytes()])
+            Meeting::Told { host, ports, secret } => {
+                let ports: Vec<u8> = ports.iter().flat_map(|port| port.to_le_bytes()).collect();
+                secret.prove("rank", &[&rank, host.as_bytes(), &ports])
             }
             Meeting::File { path, .. } => {
                 Secret::from_bytes([0; 32]).prove("rank", &[&rank, path.as_os_str().as_encoded_bytes()])
@@ -112,13 +114,31 @@ impl Place {
         }
     }
 
-    /// Rank 0's host, the port of what it serves, and the secret, if those are what ranks were told.
-    pub fn told(&self) -> Option<(&str, u16, &Secret)> {
+    /// Rank 0's host, the ports of which it serves at the first that is free, and the secret, if those are what ranks were
+    /// told.
+    pub fn told(&self) -> Option<(&str, &[u16], &Secret)> {
         match &self.meeting {
-            Meeting::Told { host, port, secret } => Some((host, *port, secret)),
+            Meeting::Told { host, ports, secret } => Some((host, ports, secret)),
             Meeting::Launcher { .. } | Meeting::File { .. } => None,
         }
     }
+}
+
+/// How far from the master's port rank 0's may be, nearest first. The master's own is taken by whoever the variable was made
+/// for, and those next to it may be other jobs'.
+const BESIDE: [u16; 4] = [1, 11, 101, 1001];
+
+/// Where rank 0 serves if it was told the master's port only. All ranks come to the same list.
+fn ports_beside(master: u16) -> Vec<u16> {
+    BESIDE.iter().map(|far| master.checked_add(*far).unwrap_or_else(|| master - far)).collect()
+}
+
+/// Where a host may serve at one of these ports, the first ports first.
+pub fn look_up_ports(host: &str, ports: &[u16]) -> Result<Vec<SocketAddr>> {
+    let doing = || format!("looking up rank 0 at {host}:{}", ports.first().copied().unwrap_or_default());
+    let found: Vec<SocketAddr> = (host, 0).to_socket_addrs().map_err(|e| Error::io(doing(), e))?.collect();
+    let at = |port: &u16| found.iter().map(|a| SocketAddr::new(a.ip(), *port)).collect::<Vec<_>>();
+    Ok(ports.iter().flat_map(at).collect())
 }
 
 /// `a:1,b:2` as addresses. Names that lead nowhere are fine as long as one does.
@@ -170,12 +190,11 @@ impl Fabric {
                 let mut client = store::Client::connect(addresses, secret, settings.tls, connect)?;
                 Self::join(rank, size, secret, &mut client, settings)
             }
-            Meeting::Told { host, port, secret } => {
+            Meeting::Told { host, ports, secret } => {
                 let client = if rank == Rank::ZERO {
-                    serve_for_good(*port, secret, settings.tls)?;
-                    store::Client::connect(&here(*port), secret, settings.tls, deadline)?
+                    serve_at_one_of(ports, secret, settings.tls, deadline)?
                 } else {
-                    seek_rank_0(host, *port, secret, settings.tls, deadline)?
+                    seek_rank_0(host, ports, secret, settings.tls, deadline)?
                 };
                 join_and_wait(place, secret, Numbered { client, time }, settings, deadline)
             }
@@ -214,32 +233,51 @@ fn join_and_wait(
 }
 
 /// Connects to the store that rank 0 serves. It may come later than we do, and so may its name: where processes are started
-/// one by one, as Kubernetes does, a name is known only once its process runs.
-fn seek_rank_0(host: &str, port: u16, secret: &Secret, tls: bool, deadline: Deadline) -> Result<store::Client> {
+/// one by one, as Kubernetes does, a name is known only once its process runs. At some of the ports there may be strangers.
+fn seek_rank_0(host: &str, ports: &[u16], secret: &Secret, tls: bool, deadline: Deadline) -> Result<store::Client> {
     let mut reminder = Reminder::new();
     loop {
         let one_try = deadline.left().map_or(ONE_TRY, |left| left.min(ONE_TRY)).max(Duration::from_millis(1));
-        let found =
-            (host, port).to_socket_addrs().map_err(|e| Error::io(format!("looking up rank 0 at {host}:{port}"), e));
-        let tried = found.and_then(|addresses| {
-            let addresses: Vec<SocketAddr> = addresses.collect();
-            store::Client::connect(&addresses, secret, tls, Deadline::after(one_try))
-        });
+        let one_try = Deadline::after(one_try);
+        let tried =
+            look_up_ports(host, ports).and_then(|addresses| store::Client::connect(&addresses, secret, tls, one_try));
         match tried {
             Ok(client) => return Ok(client),
-            Err(error @ Error::Unauthenticated(_)) => return Err(error),
-            Err(error) if deadline.passed() => return Err(error),
+            // Nobody but strangers, or ranks with another secret: no use waiting for more.
+            Err(error @ Error::Unauthenticated(_)) if !one_try.passed() => return Err(not_found(host, ports, error)),
+            Err(error) if deadline.passed() => return Err(not_found(host, ports, error)),
             Err(error) => {
                 if reminder.is_due() {
                     tracing::warn!(
-                        "this process waits for rank 0 at {host}:{port}, which can't be reached yet ({error}). \
-                         CORRO_CONNECT_TIMEOUT says for how long ranks wait"
+                        "this process waits for rank 0 at {host}, {}, which can't be reached yet ({error}). \
+                         CORRO_CONNECT_TIMEOUT says for how long ranks wait",
+                        named(ports)
                     );
                 }
                 std::thread::sleep(AGAIN);
             }
         }
     }
+}
+
+/// `port 1` or `ports 1, 2`.
+fn named(ports: &[u16]) -> String {
+    let list: Vec<String> = ports.iter().map(ToString::to_string).collect();
+    format!("port{} {}", if ports.len() == 1 { "" } else { "s" }, list.join(", "))
+}
+
+fn not_found(host: &str, ports: &[u16], error: Error) -> Error {
+    let doing = format!("finding rank 0 of this job at {host}, {}", named(ports));
+    match error {
+        Error::Unauthenticated(why) => Error::Unauthenticated(format!("{doing}: {why}")),
+        why => Error::io(doing, why),
+    }
+}
+
+/// Rank 0's own connection to the store that it serves at the first of these ports that is free.
+fn serve_at_one_of(ports: &[u16], secret: &Secret, tls: bool, deadline: Deadline) -> Result<store::Client> {
+    let port = serve_for_good(ports, secret, tls)?;
+    store::Client::connect(&here(port), secret, tls, deadline)
 }
 
 fn here(port: u16) -> Vec<SocketAddr> {
@@ -256,15 +294,35 @@ fn serve(port: u16, one_host: bool, secret: &Secret, tls: bool) -> Result<store:
         .or_else(|_| store::Server::start(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), secret, tls, limits))
 }
 
-/// Serves at a port that all ranks were told, until the process ends: a rank that joins anew may come to the store of the
-/// time before, and must find it there.
-fn serve_for_good(port: u16, secret: &Secret, tls: bool) -> Result<()> {
+/// Serves at the first of these ports that is free, which it gives, until the process ends: a rank that joins anew may come to
+/// the store of the time before, and must find it there.
+fn serve_for_good(ports: &[u16], secret: &Secret, tls: bool) -> Result<u16> {
     static SERVED: Mutex<Vec<store::Server>> = Mutex::new(Vec::new());
     let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
-    if served.iter().all(|s| s.address().port() != port) {
-        served.push(serve(port, false, secret, tls)?);
+    if let Some(before) = served.iter().map(|s| s.address().port()).find(|port| ports.contains(port)) {
+        return Ok(before);
     }
-    Ok(())
+    let store = first_free(ports, |port| serve(port, false, secret, tls))?;
+    let port = store.address().port();
+    served.push(store);
+    Ok(port)
+}
+
+/// What `open` gives at the first port where it can.
+pub fn first_free<T>(ports: &[u16], mut open: impl FnMut(u16) -> Result<T>) -> Result<T> {
+    let mut taken = Vec::new();
+    for port in ports {
+        match open(*port) {
+            Ok(opened) => return Ok(opened),
+            Err(error) if ports.len() == 1 => return Err(error),
+            Err(error) => {
+                tracing::debug!(port, %error, "trying the next port");
+                taken.push(error.to_string());
+            }
+        }
+    }
+    let what = "set CORRO_RENDEZVOUS_PORT, on all ranks alike, to a port that is free on rank 0's host";
+    Err(Error::io(format!("serving at one of {}", named(ports)), format!("{}. {what}", taken.join("; "))))
 }
 
 /// A store in which the keys of each time ranks join are apart.
@@ -302,6 +360,9 @@ impl Rendezvous for store::Client {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]
@@ -315,9 +376,78 @@ mod tests {
     #[test]
     fn a_name_that_is_not_known_yet_is_looked_up_until_the_deadline() {
         let deadline = Deadline::after(Duration::from_millis(200));
-        let error = seek_rank_0("rank0.invalid", 1, &Secret::random().unwrap(), false, deadline).err().unwrap();
+        let error = seek_rank_0("rank0.invalid", &[1], &Secret::random().unwrap(), false, deadline).err().unwrap();
         assert!(deadline.passed(), "{error}");
         assert!(error.to_string().contains("looking up rank 0 at rank0.invalid:1"), "{error}");
+    }
+
+    #[test]
+    fn the_ports_beside_the_masters_are_ports() {
+        assert_eq!(ports_beside(29500), [29501, 29511, 29601, 30501]);
+        assert_eq!(ports_beside(65535), [65534, 65524, 65434, 64534]);
+    }
+
+    /// A port that another program has, which says this to whoever comes.
+    fn stranger(says: &'static [u8]) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            let mut guests = Vec::new();
+            for mut guest in listener.incoming().flatten() {
+                let _ = guest.write_all(says);
+                guests.push(guest);
+            }
+        });
+        port
+    }
+
+    fn free_port() -> u16 {
+        TcpListener::bind("[::]:0").unwrap().local_addr().unwrap().port()
+    }
+
+    const GARBAGE: &[u8] =
+        b"SSH-2.0-OpenSSH_9.6 and a good deal more, so that nobody takes it for the start of something\r\n";
+
+    #[test]
+    fn ranks_meet_where_strangers_have_the_first_ports() {
+        for tls in [false, true] {
+            let ports = vec![stranger(b""), stranger(GARBAGE), free_port()];
+            let secret = Secret::random().unwrap();
+            let ranks: Vec<_> = Rank::all(3)
+                .map(|rank| {
+                    let (ports, secret) = (ports.clone(), secret.clone());
+                    std::thread::spawn(move || {
+                        let deadline = Deadline::after(Duration::from_secs(20));
+                        let client = if rank == Rank::ZERO {
+                            serve_at_one_of(&ports, &secret, tls, deadline).unwrap()
+                        } else {
+                            seek_rank_0("127.0.0.1", &ports, &secret, tls, deadline).unwrap()
+                        };
+                        assert_eq!(client.address().port(), ports[2]);
+                    })
+                })
+                .collect();
+            for rank in ranks {
+                rank.join().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn where_rank_0_is_not_it_is_said_what_is_there() {
+        let (silent, talks, free) = (stranger(b""), stranger(GARBAGE), free_port());
+        let (secret, deadline) = (Secret::random().unwrap(), Deadline::after(Duration::from_millis(400)));
+        let error =
+            seek_rank_0("127.0.0.1", &[silent, talks, free], &secret, false, deadline).err().unwrap().to_string();
+        assert!(error.contains(&format!("at 127.0.0.1, ports {silent}, {talks}, {free}")), "{error}");
+        assert!(error.contains(&format!(":{silent}: the connection was taken, but nobody of this job")), "{error}");
+        assert!(
+            error.contains(&format!(":{talks}: ")) && error.contains(&format!(":{free}: nothing listens")),
+            "{error}"
+        );
+        let error = serve_for_good(&[silent, talks], &secret, false).unwrap_err().to_string();
+        assert!(error.contains(&silent.to_string()) && error.contains(&talks.to_string()), "{error}");
+        assert!(error.contains("set CORRO_RENDEZVOUS_PORT"), "{error}");
     }
 
     #[test]

@@ -235,6 +235,9 @@ impl ProcessSet {
 
     /// Lets go of the state, and then does what was put off until then.
     pub(super) fn do_after(&self, mut st: MutexGuard<'_, State>) {
+        if st.after.is_empty() {
+            return;
+        }
         let after = std::mem::take(&mut st.after);
         drop(st);
         for after in after {

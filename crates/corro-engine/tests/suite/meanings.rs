@@ -296,6 +296,10 @@ fn threads_on(core: usize) -> usize {
 
 #[test]
 fn the_engines_threads_stay_where_the_user_wants_them() {
+    if std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1) {
+        let test = "the_engines_threads_stay_where_the_user_wants_them";
+        return corro_testing::skip(test, "where there is one core, all threads are on it");
+    }
     let core = corro_transport::cores::current();
     let options = move || Options { cores: vec![core], ..Options::default() };
     on_hosts(&[0, 0], options, move |engine| {
@@ -327,13 +331,18 @@ fn heard(limits: StallLimits) -> (impl Fn() -> Options, Arc<Mutex<Vec<String>>>)
 #[test]
 fn a_rank_that_withholds_a_tensor_is_named_once_for_all() {
     for warm in [0, 3, 8] {
-        let (options, lines) = heard(StallLimits { warn: Duration::from_millis(300), shutdown: Duration::ZERO });
+        const WARN: Duration = Duration::from_millis(300);
+        let (options, lines) = heard(StallLimits { warn: WARN, shutdown: Duration::ZERO });
+        let (start, written) = (Instant::now(), Arc::clone(&lines));
         on_hosts(&[0, 0, 1], options, move |engine| {
             for _ in 0..warm {
                 engine.run(sum("tardy", &[1.0])).unwrap();
             }
             if engine.rank().index() == 1 {
-                std::thread::sleep(Duration::from_secs(2));
+                corro_testing::wait_until("a warning is written", Duration::from_secs(20), || {
+                    !written.lock().unwrap().is_empty()
+                });
+                std::thread::sleep(5 * WARN);
             }
             assert_eq!(numbers(engine.run(sum("tardy", &[1.0])).unwrap()), [3.0]);
         });
@@ -342,8 +351,9 @@ fn a_rank_that_withholds_a_tensor_is_named_once_for_all() {
             let tells = |l: &&String| l.contains(&format!("[{rank}]")) && l.contains("Missing ranks:\n1: [tardy]");
             lines.iter().filter(tells).count()
         };
-        // At 0.3 s, 0.6 s and 1.2 s: not every 0.3 s, and not from everybody.
-        assert!((1..=3).contains(&told(0)) && told(1) + told(2) == 0, "after {warm} steps: {lines:?}");
+        // At 0.3 s, 0.6 s, 1.2 s and so on: not every 0.3 s, and not from everybody.
+        let most = (start.elapsed().as_secs_f64() / WARN.as_secs_f64()).log2().ceil() as usize + 1;
+        assert!((1..=most).contains(&told(0)) && told(1) + told(2) == 0, "after {warm} steps: {lines:?}");
     }
 }
 
@@ -377,7 +387,7 @@ fn with_a_shutdown_time_all_fail_with_the_same_text() {
         for rank in [0, 2] {
             assert!(lines.iter().any(|l| l.contains(&format!("[{rank}]")) && l.contains("\n1!: [late]")), "{lines:?}");
         }
-        assert!(start.elapsed() < Duration::from_secs(20));
+        assert!(start.elapsed() < Duration::from_secs(50));
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) fn parse(text: &str, path: &str) -> Result<ConfigFile> {
                 Some(knob) => {
                     let text = scalar(value).ok_or_else(|| wrong(format!("{section}.{key} must be one value")))?;
                     let text = match knob.kind {
-                        Kind::Switch | Kind::Inverted(_) => switch(&text)
+                        Kind::Switch(_) | Kind::Inverted(..) => switch(&text)
                             .ok_or_else(|| wrong(format!("{section}.{key} is {text:?}, neither true nor false")))?,
                         _ => text,
                     };

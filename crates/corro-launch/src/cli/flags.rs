@@ -116,16 +116,16 @@ pub(super) fn command(name: &'static str) -> Command {
 }
 
 fn knob_args(flag: &'static str, kind: Kind, help: &'static str) -> Vec<Arg> {
-    let pair = |off: &'static str| {
-        vec![switch(flag, help).overrides_with(off), switch(off, "The opposite").overrides_with(flag)]
+    let pair = |off: &'static str, off_help: &'static str| {
+        vec![switch(flag, help).overrides_with(off), switch(off, off_help).overrides_with(flag)]
     };
     match kind {
-        Kind::Switch => {
+        Kind::Switch(off_help) => {
             // Names must live as long as the program; there are a handful.
-            pair(Box::leak(format!("no-{flag}").into_boxed_str()))
+            pair(Box::leak(format!("no-{flag}").into_boxed_str()), off_help)
         }
-        Kind::Inverted(off) => {
-            let mut args = pair(off);
+        Kind::Inverted(off, off_help) => {
+            let mut args = pair(off, off_help);
             if flag == "log-with-timestamp" {
                 args[0] = args[0].clone().alias("no-log-hide-timestamp");
                 args[1] = args[1].clone().alias("log-hide-timestamp");
@@ -143,8 +143,8 @@ pub(super) fn settings(matches: &ArgMatches) -> Given {
     let mut given = Given::new();
     for knob in KNOBS {
         let off = match knob.kind {
-            Kind::Switch => format!("no-{}", knob.flag),
-            Kind::Inverted(off) => off.to_owned(),
+            Kind::Switch(_) => format!("no-{}", knob.flag),
+            Kind::Inverted(off, _) => off.to_owned(),
             _ => {
                 if let Some(text) = matches.get_one::<String>(knob.flag) {
                     given.insert(knob.flag, text.clone());

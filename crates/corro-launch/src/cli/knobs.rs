@@ -27,10 +27,10 @@ pub(super) struct Knob {
 /// What values a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `--x` or `--no-x`.
-    Switch,
-    /// A switch whose variable says the opposite; the name of its `off` flag.
-    Inverted(&'static str),
+    /// `--x` or `--no-x`; what the second does, for `--help`.
+    Switch(&'static str),
+    /// A switch whose variable says the opposite; the name of its `off` flag, and what that does.
+    Inverted(&'static str, &'static str),
     /// A whole number from 0.
     Count,
     /// Whole numbers from 0, with commas between them.
@@ -61,6 +61,9 @@ const fn with(needs: &'static str, knob: Knob) -> Knob {
     Knob { needs: Some(needs), ..knob }
 }
 
+/// What can be logged, from the least important on.
+pub(super) const LEVELS: [&str; 6] = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"];
+
 /// All settings.
 #[rustfmt::skip]
 pub(super) static KNOBS: &[Knob] = &[
@@ -70,13 +73,17 @@ pub(super) static KNOBS: &[Knob] = &[
         "Longest time in ms that a ready tensor waits for others to join it"),
     knob("cache-capacity", ("params", "cache_capacity"), "HOROVOD_CACHE_CAPACITY", Kind::Count,
         "Entries of the response cache"),
-    knob("hierarchical-allreduce", ("params", "hierarchical_allreduce"), "HOROVOD_HIERARCHICAL_ALLREDUCE", Kind::Switch,
+    knob("hierarchical-allreduce", ("params", "hierarchical_allreduce"), "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        Kind::Switch("Reduce among all ranks alike, whatever host they are on"),
         "Reduce inside each host first; on by default"),
-    knob("hierarchical-allgather", ("params", "hierarchical_allgather"), "HOROVOD_HIERARCHICAL_ALLGATHER", Kind::Switch,
+    knob("hierarchical-allgather", ("params", "hierarchical_allgather"), "HOROVOD_HIERARCHICAL_ALLGATHER",
+        Kind::Switch("No effect: there is one way to gather"),
         "No effect: there is one way to gather"),
-    knob("torus-allreduce", ("params", "torus_allreduce"), "HOROVOD_TORUS_ALLREDUCE", Kind::Switch,
+    knob("torus-allreduce", ("params", "torus_allreduce"), "HOROVOD_TORUS_ALLREDUCE",
+        Kind::Switch("No effect: there is no torus allreduce"),
         "No effect: there is no torus allreduce"),
-    knob("autotune", ("autotune", "enabled"), "HOROVOD_AUTOTUNE", Kind::Switch,
+    knob("autotune", ("autotune", "enabled"), "HOROVOD_AUTOTUNE",
+        Kind::Switch("Keep the settings as they are, which is the default"),
         "Search for the best settings while training"),
     with("autotune", knob("autotune-log-file", ("autotune", "log_file"), "HOROVOD_AUTOTUNE_LOG", Kind::Text,
         "Where autotuning writes what it tried (CSV)")),
@@ -91,14 +98,16 @@ pub(super) static KNOBS: &[Knob] = &[
     knob("timeline-filename", ("timeline", "filename"), "HOROVOD_TIMELINE", Kind::Text,
         "Where the timeline is written"),
     with("timeline-filename", knob("timeline-mark-cycles", ("timeline", "mark_cycles"), "HOROVOD_TIMELINE_MARK_CYCLES",
-        Kind::Switch, "Mark cycles in the timeline")),
-    knob("stall-check", ("stall_check", "enabled"), "HOROVOD_STALL_CHECK_DISABLE", Kind::Inverted("no-stall-check"),
-        "Tell when ranks wait for others"),
+        Kind::Switch("Leave cycles out of the timeline, which is the default"), "Mark cycles in the timeline")),
+    knob("stall-check", ("stall_check", "enabled"), "HOROVOD_STALL_CHECK_DISABLE",
+        Kind::Inverted("no-stall-check", "Say nothing when ranks wait for others"),
+        "Tell when ranks wait for others; on by default"),
     knob("stall-check-warning-time-seconds", ("stall_check", "warning_time_seconds"),
         "HOROVOD_STALL_CHECK_TIME_SECONDS", Kind::Count, "Seconds of waiting before a warning"),
     knob("stall-check-shutdown-time-seconds", ("stall_check", "shutdown_time_seconds"),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", Kind::Count, "Seconds of waiting before the job is ended; 0: never"),
-    knob("mpi-threads-disable", ("library_options", "mpi_threads_disable"), "HOROVOD_MPI_THREADS_DISABLE", Kind::Switch,
+    knob("mpi-threads-disable", ("library_options", "mpi_threads_disable"), "HOROVOD_MPI_THREADS_DISABLE",
+        Kind::Switch("No effect: MPI is not used"),
         "No effect: MPI is not used"),
     knob("num-nccl-streams", ("library_options", "num_nccl_streams"), "HOROVOD_NUM_NCCL_STREAMS", Kind::Count,
         "No effect: NCCL is not used"),
@@ -107,9 +116,9 @@ pub(super) static KNOBS: &[Knob] = &[
     knob("gloo-timeout-seconds", ("library_options", "gloo_timeout_seconds"), "HOROVOD_GLOO_TIMEOUT_SECONDS",
         Kind::Count, "Seconds within which ranks must connect to each other"),
     knob("log-level", ("logging", "level"), "HOROVOD_LOG_LEVEL", Kind::Level,
-        "TRACE, DEBUG, INFO, WARNING, ERROR or FATAL"),
+        "Least important lines to log: TRACE, DEBUG, INFO, WARNING, ERROR or FATAL"),
     knob("log-with-timestamp", ("logging", "with_timestamp"), "HOROVOD_LOG_HIDE_TIME",
-        Kind::Inverted("log-without-timestamp"), "Whether log lines begin with the time"),
+        Kind::Inverted("log-without-timestamp", "Begin log lines without the time"), "Begin log lines with the time"),
 ];
 
 /// What was given: flag to text, not yet checked. Switches hold `1` or `0`.
@@ -138,7 +147,7 @@ pub(super) fn settings(flags: &Given, file: &Given) -> Result<Settings> {
         };
         if let Some(why) = config::why_without_effect(knob.variable) {
             // Who switches off what is not there has got it.
-            if knob.kind != Kind::Switch || value != "0" {
+            if !matches!(knob.kind, Kind::Switch(_)) || value != "0" {
                 settings.remarks.push(format!("{asked} has no effect: {why}"));
             }
             continue;
@@ -174,8 +183,8 @@ impl Knob {
         let count = |t: &str| t.trim().parse::<u64>().ok();
         let amount = |t: &str| t.trim().parse::<f64>().ok().filter(|n| *n >= 0.0 && n.is_finite());
         match self.kind {
-            Kind::Switch | Kind::Text => Ok(text.into()),
-            Kind::Inverted(_) => Ok(if text == "0" { "1" } else { "0" }.into()),
+            Kind::Switch(_) | Kind::Text => Ok(text.into()),
+            Kind::Inverted(..) => Ok(if text == "0" { "1" } else { "0" }.into()),
             Kind::Count => count(text).map(|n| n.to_string()).ok_or_else(|| wrong("a whole number from 0")),
             Kind::Counts => {
                 let all: Option<Vec<u64>> = text.split(',').map(count).collect();
@@ -192,10 +201,8 @@ impl Knob {
             }
             Kind::Level => {
                 let level = text.trim().to_ascii_uppercase();
-                match level.as_str() {
-                    "TRACE" | "DEBUG" | "INFO" | "WARNING" | "ERROR" | "FATAL" => Ok(level),
-                    _ => Err(wrong("one of TRACE, DEBUG, INFO, WARNING, ERROR, FATAL")),
-                }
+                let known = LEVELS.contains(&level.as_str());
+                if known { Ok(level) } else { Err(wrong(&format!("one of {}", LEVELS.join(", ")))) }
             }
         }
     }

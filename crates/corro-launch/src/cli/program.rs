@@ -9,9 +9,12 @@ use clap::{Arg, Command, ValueHint};
 use clap_complete::Shell;
 
 use super::exit::{self, USAGE_ERROR};
+use super::knobs::LEVELS;
 use super::{doctor, flags};
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
+/// What there is help for.
+const COMMANDS: [&str; 3] = ["run", "doctor", "completion"];
 
 /// The commands and their flags.
 pub fn program() -> Command {
@@ -21,6 +24,8 @@ pub fn program() -> Command {
     for name in ["hostfile", "config-file", "host-discovery-script", "ssh-identity-file"] {
         run = run.mut_arg(name, file);
     }
+    // The help says them already.
+    run = run.mut_arg("log-level", |arg| arg.value_parser(LEVELS).ignore_case(true).hide_possible_values(true));
     let command = |arg: Arg| {
         arg.last(false)
             .trailing_var_arg(true)
@@ -35,11 +40,9 @@ pub fn program() -> Command {
         .subcommand(run.mut_arg("command", command))
         .subcommand(doctor::command().name("doctor").mut_arg("hostfile", file).mut_arg("ssh-identity-file", file))
         .subcommand(completion_command().name("completion"))
-        .subcommand(Command::new("help").about("Shows the flags of a command").arg(Arg::new("command").value_parser([
-            "run",
-            "doctor",
-            "completion",
-        ])))
+        .subcommand(
+            Command::new("help").about("Shows the flags of a command").arg(Arg::new("command").value_parser(COMMANDS)),
+        )
         .after_help("`corro help run` says more. As `horovodrun`, this program takes Horovod's flags.")
 }
 
@@ -79,10 +82,22 @@ pub(super) fn completion(words: &[OsString]) -> u8 {
         Some("fish") => Shell::Fish,
         _ => Shell::Bash,
     };
+    print!("{}", script(shell));
+    0
+}
+
+fn script(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut program(), "corro", &mut script);
-    print!("{}", String::from_utf8_lossy(&script));
-    0
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if shell == Shell::Fish {
+        // clap knows nothing but files where fish is to complete a word without dashes.
+        let line = |(command, words): (&str, [&str; 3])| {
+            format!("complete -c corro -n \"__fish_corro_using_subcommand {command}\" -f -a \"{}\"\n", words.join(" "))
+        };
+        script.extend([("completion", SHELLS), ("help", COMMANDS)].map(line));
+    }
+    script
 }
 
 /// What is no command of ours.
@@ -107,9 +122,7 @@ mod tests {
     #[test]
     fn every_shell_gets_flags_and_commands() {
         for (name, shell) in [("bash", Shell::Bash), ("zsh", Shell::Zsh), ("fish", Shell::Fish)] {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut program(), "corro", &mut script);
-            let script = String::from_utf8(script).unwrap();
+            let script = script(shell);
             for word in ["doctor", "hostfile", "num-proc", "completion"] {
                 assert!(script.contains(word), "{word} in {name}");
             }

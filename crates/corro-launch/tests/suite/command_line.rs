@@ -114,9 +114,27 @@ fn bash_completes_flags_and_commands() {
     assert_eq!(complete("corro do", 1), "doctor\n");
     assert!(complete("corro run --num", 2).contains("--num-proc\n"));
     assert!(complete("corro run --color ''", 3).contains("always"));
-    for shell in ["zsh", "fish"] {
-        assert_eq!(corro_with(&["completion", shell]).code, Some(0));
+    assert!(complete("corro completion ''", 2).contains("fish"));
+    assert!(complete("corro run --log-level ''", 3).contains("WARNING"));
+}
+
+#[test]
+fn fish_is_told_the_words_without_dashes() {
+    let ran = corro_with(&["completion", "fish"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for (command, words) in [("completion", "bash zsh fish"), ("help", "run doctor completion")] {
+        let line = format!("complete -c corro -n \"__fish_corro_using_subcommand {command}\" -f -a \"{words}\"");
+        assert!(ran.out.lines().any(|l| l == line), "{}", ran.out);
     }
+    assert!(ran.out.contains("-l log-level") && ran.out.contains("WARNING\\t''"), "{}", ran.out);
+}
+
+#[test]
+fn zsh_knows_the_levels_of_the_log() {
+    let ran = corro_with(&["completion", "zsh"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let line = ran.out.lines().find(|line| line.contains("--log-level=")).unwrap();
+    assert!(line.contains("(TRACE DEBUG INFO WARNING ERROR FATAL)"), "{line}");
 }
 
 #[test]

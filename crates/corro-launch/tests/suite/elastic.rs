@@ -42,6 +42,23 @@ fn a_spare_takes_the_place_at_once() {
     assert_eq!(first.3, 2, "the spare is in the very next epoch: {}", ran.out);
 }
 
+/// If a command can't be started at first, the job ends (see below). Later it is one worker's trouble: the others go on.
+#[test]
+fn a_command_that_has_vanished_costs_the_workers_that_are_started_later() {
+    let folder = Folder::new("vanished");
+    let link = folder.join("worker");
+    std::os::unix::fs::symlink(worker(), &link).unwrap();
+    let steps = STEPS.to_string();
+    let job = Job::start_command(&["-np", "3", "--min-np", "2"], &[], &[link.to_str().unwrap(), &steps]);
+    job.steps_in(1);
+    std::fs::remove_file(&link).unwrap();
+    kill(job.process(1, 3, 1), "KILL");
+    job.steps_in(2);
+    job.running.wait_for_error("could not be started: the command");
+    let ran = job.finish(STEPS);
+    assert!(ran.out.contains("of 2\n"), "{}", ran.out);
+}
+
 #[test]
 fn one_that_dies_before_it_joins_is_started_again() {
     let worker = worker();
@@ -100,7 +117,7 @@ fn a_rank_that_hangs_in_its_own_code_is_named_and_replaced() {
     job.process(0, 2, 2);
     let took = hung.elapsed();
     eprintln!("CORRO_TIMEOUT={seconds}: the others went on {took:?} after one of them hung");
-    assert!(took < 3 * timeout, "{took:?}");
+    assert!(took < 10 * timeout, "{took:?}");
     wait_until("the one that hung is ended", HANG_LIMIT, || !marked(&job.mark).contains(&victim));
     let ran = job.finish(STEPS);
     assert!(ran.err.contains("rank 1 on localhost made the others wait in vain"), "{}", ran.err);
@@ -224,10 +241,22 @@ fn commands_that_never_join_and_those_that_cannot_run() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let ran = Job::start_command(&["-np", "2", "--min-np", "1"], &[], &["no-such-command"]).running.end();
     assert_eq!(ran.code, Some(127), "{ran:?}");
-    assert!(ran.err.contains("\"no-such-command\" was not found"), "{}", ran.err);
+    let words = "on localhost could not be started: the command \"no-such-command\" was not found";
+    assert!(ran.err.contains(words), "{}", ran.err);
     let ran = Job::start_command(&["-np", "2", "--host-discovery-script", "exit 5"], &[], &["true"]).running.end();
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.err.contains("the host discovery script exit 5"), "{}", ran.err);
+}
+
+#[test]
+fn hosts_that_let_nobody_in_are_named_and_the_job_ends_without_enough() {
+    for (hosts, left) in [("refuses.invalid:2", 0), ("localhost:1,refuses.invalid:1", 1)] {
+        let flags = ["-np", "2", "--min-np", "1", "-H", hosts, "--remote-shell", "/bin/false"];
+        let ran = Job::start_command(&flags, &[], &[&worker(), "20"]).running.end();
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.err.contains("host refuses.invalid is blacklisted"), "{}", ran.err);
+        assert!(ran.err.contains(&format!("{left} processes are left of the 2 it takes to start")), "{}", ran.err);
+    }
 }
 
 /// Processes that somebody else starts, and starts again, as a scheduler does.

@@ -39,7 +39,7 @@ fn a_rank_killed_on_another_host_is_replaced_there() {
     let ran = job.finish(600);
     assert!(ran.err.contains("rank 3 on 10.78.0.2 was killed by signal 9 (SIGKILL)"), "{}", ran.err);
     assert!(!ran.err.contains("blacklisted"), "{}", ran.err);
-    assert_empty(&hosts, 2, Duration::from_secs(5));
+    assert_empty(&hosts, 2, SOON);
 }
 
 /// Nobody closes a connection: the driver misses the host's word, and the ranks learn it from the driver. When the link is mended
@@ -104,5 +104,5 @@ fn hosts_come_leave_and_vanish() {
     let ran = job.finish(2000);
     assert!(ran.err.contains("host 10.78.0.3 is blacklisted"), "{}", ran.err);
     assert!(!ran.err.contains("10.78.0.2 is blacklisted"), "{}", ran.err);
-    assert_empty(&hosts, 3, Duration::from_secs(5));
+    assert_empty(&hosts, 3, SOON);
 }

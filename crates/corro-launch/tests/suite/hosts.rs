@@ -98,7 +98,7 @@ fn a_failing_rank_on_another_host_is_named() {
         ran.err.ends_with("rank 3 on 10.78.0.2 exited with non-zero status: exit code 7; all other ranks were ended\n")
     );
     assert!(ran.err.contains("    last words\n"), "{ran:?}");
-    script.assert_gone(Duration::from_secs(5));
+    script.assert_gone();
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn interrupts_reach_every_host() {
         running.signal(signal);
         let ran = running.end();
         assert_eq!(ran.code, code, "{signal}: {ran:?}");
-        script.assert_gone(Duration::from_secs(10));
+        script.assert_gone();
     }
 }
 
@@ -166,7 +166,7 @@ fn nothing_of_the_job_is_on_any_command_line() {
     }
     running.signal("TERM");
     running.end();
-    script.assert_gone(Duration::from_secs(10));
+    script.assert_gone();
 }
 
 #[test]

@@ -218,6 +218,9 @@ impl Dialer {
     }
 }
 
+/// What is said of one who accepts and is silent.
+const TAKEN: &str = "the connection was taken, but nobody of this job answered (another program's port?)";
+
 enum Progress {
     Waits(Attempt),
     Verified(Verified),
@@ -229,6 +232,11 @@ impl Attempt {
             Stage::Connecting(socket) => socket.as_fd(),
             Stage::Tunnel(socket) | Stage::Handshake(socket, _) => socket.as_fd(),
         }
+    }
+
+    /// Whether somebody has taken the connection.
+    fn is_taken(&self) -> bool {
+        !matches!(self.stage, Stage::Connecting(_))
     }
 
     fn interest(&self) -> PollFlags {
@@ -251,21 +259,23 @@ impl Candidate {
     }
 
     fn expire(&mut self, now: Instant) {
-        if self.attempt.as_ref().is_some_and(|a| now >= a.since + ATTEMPT_TIME) {
-            self.attempt = None;
+        if let Some(attempt) = self.attempt.take_if(|a| now >= a.since + ATTEMPT_TIME) {
             self.start_at = now;
-            self.failure = Some(Tried {
-                address: self.address,
-                reason: format!(
-                    "no answer within {ATTEMPT_TIME:?} (a firewall, or a network that does not lead there?)"
-                ),
-                failure: Failure::MayPass,
-            });
+            let reason = if attempt.is_taken() {
+                format!("{TAKEN} within {ATTEMPT_TIME:?}")
+            } else {
+                format!("no answer within {ATTEMPT_TIME:?} (a firewall, or a network that does not lead there?)")
+            };
+            self.failure = Some(Tried { address: self.address, reason, failure: Failure::MayPass });
         }
     }
 
     fn into_tried(self) -> Tried {
-        let reason = if self.attempt.is_some() { "no answer yet" } else { "not tried yet" };
+        let reason = match &self.attempt {
+            Some(attempt) if attempt.is_taken() => TAKEN,
+            Some(_) => "no answer yet",
+            None => "not tried yet",
+        };
         self.failure.unwrap_or(Tried { address: self.address, reason: reason.into(), failure: Failure::MayPass })
     }
 }

@@ -502,7 +502,10 @@ mod tests {
     #[test]
     fn a_rank_that_has_stopped_listening_is_not_waited_for() {
         let secret = Secret::random().unwrap();
-        let addresses = endpoint(Rank::ZERO, &secret).addresses();
+        // Bound, and not listening: nobody else gets the port meanwhile, whom the other rank would then speak to.
+        let held = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        held.bind(&at("127.0.0.1:0").into()).unwrap();
+        let addresses = vec![held.local_addr().unwrap().as_socket().unwrap()];
         let gone = PeerAddress { rank: Rank::ZERO, host: "node0".into(), addresses };
         let error =
             endpoint(Rank::new(1), &secret).connect(&gone, GroupId(1), 1, Deadline::never()).map(drop).unwrap_err();

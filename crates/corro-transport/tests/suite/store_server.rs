@@ -36,8 +36,11 @@ fn server(tls: bool) -> Server {
 }
 
 fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(20))
+    Deadline::after(Duration::from_secs(40))
 }
+
+/// What takes no longer than this has not come from waiting until [`soon`] is over.
+const PROMPT: Duration = Duration::from_secs(20);
 
 fn ms(count: u64) -> Deadline {
     Deadline::after(Duration::from_millis(count))
@@ -170,9 +173,12 @@ fn without_the_secret_nothing_is_read_or_written() {
         let begin = Instant::now();
         let error = Client::connect(&[server.address()], &secret(2), tls, soon()).map(|_| ()).unwrap_err();
         assert!(matches!(error, Error::Unauthenticated(_)), "{error}");
-        assert!(begin.elapsed() < Duration::from_secs(5));
-        let error = Client::connect(&[server.address()], &secret(1), !tls, ms(500)).map(|_| ()).unwrap_err();
-        assert!(error.to_string().contains("CORRO_TLS"), "{error}");
+        assert!(begin.elapsed() < PROMPT);
+        // On a busy machine little may happen in little time.
+        let refused =
+            |limit| Client::connect(&[server.address()], &secret(1), !tls, ms(limit)).unwrap_err().to_string();
+        let told = [500, 2000, 8000].into_iter().any(|limit| refused(limit).contains("CORRO_TLS"));
+        assert!(told, "{}", refused(500));
         // A well-formed request without a handshake.
         let mut socket = TcpStream::connect(server.address()).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
@@ -202,7 +208,7 @@ fn strangers_disturb_nothing() {
         let begin = Instant::now();
         early.set("k", "v", soon()).unwrap();
         assert_eq!(client(&server, tls).get("k", soon()).unwrap(), b"v");
-        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < PROMPT, "{:?}", begin.elapsed());
         drop(crowd);
     });
 }
@@ -234,7 +240,7 @@ fn the_end_of_the_store_is_told_to_those_who_wait() {
         let begin = Instant::now();
         drop(server);
         let (first, second) = waiting.join().unwrap();
-        assert!(begin.elapsed() < Duration::from_secs(2));
+        assert!(begin.elapsed() < PROMPT);
         assert!(first.contains("never") && first.contains("lost the store"), "{first}");
         assert!(second.contains("lost the store"), "{second}");
     });

@@ -50,8 +50,11 @@ fn card(rank: usize, endpoint: &Endpoint) -> PeerAddress {
 }
 
 fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(20))
+    Deadline::after(Duration::from_secs(40))
 }
+
+/// What takes no longer than this has not come from waiting until [`soon`] is over.
+const PROMPT: Duration = Duration::from_secs(20);
 
 type Streams = Vec<Box<dyn Stream>>;
 
@@ -98,13 +101,25 @@ fn exchange(a: &mut Streams, b: &mut Streams, len: usize) {
     }
 }
 
+/// Tries with more and more time until the error says all of this: on a busy machine little may happen in little time.
+fn told(words: &[&str], attempt: impl Fn(Deadline) -> Error) {
+    let mut text = String::new();
+    for limit in [300, 1000, 3000, 9000] {
+        text = attempt(Deadline::after(Duration::from_millis(limit))).to_string();
+        if words.iter().all(|word| text.contains(word)) {
+            return;
+        }
+    }
+    panic!("{words:?} are not in: {text}");
+}
+
 /// What reading gives in the end.
 fn end_of(stream: &mut dyn Stream) -> String {
     let begin = Instant::now();
     loop {
         match stream.try_read(&mut [0; 100]) {
             Err(broken) => return broken.0,
-            Ok(_) => assert!(begin.elapsed() < Duration::from_secs(5), "the end of a peer was not noticed"),
+            Ok(_) => assert!(begin.elapsed() < PROMPT, "the end of a peer was not noticed"),
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -199,7 +214,8 @@ fn dead_addresses_are_passed_over() {
             let (mut a, mut b) = pair(&zero, &one, addresses.clone(), streams);
             exchange(&mut a, &mut b, 10_000);
         }
-        assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+        // Whoever waited for the silent one would have done so twice, for 5 s.
+        assert!(begin.elapsed() < Duration::from_secs(9), "{:?}", begin.elapsed());
         let _ = chatter.join();
     });
 }
@@ -225,7 +241,7 @@ fn a_crowd_of_strangers_disturbs_nothing() {
         let begin = Instant::now();
         let (mut a, mut b) = pair(&zero, &one, vec![address], 2);
         exchange(&mut a, &mut b, 100_000);
-        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < PROMPT, "{:?}", begin.elapsed());
         assert_eq!(zero.parked(), 0, "a stranger got in");
         // Strangers hear nothing that a plain server would say (TLS may send an alert).
         if !tls {
@@ -244,12 +260,11 @@ fn another_secret_fails_soon_on_both_sides_and_says_so() {
         let text = error.to_string();
         assert!(matches!(error, Error::PeerLost { rank: Rank::ZERO, .. }), "{text}");
         assert!(text.contains("host0") && text.contains("CORRO_SECRET") && text.contains("127.0.0.1"), "{text}");
-        assert!(begin.elapsed() < Duration::from_secs(5), "hopeless, yet it went on for {:?}", begin.elapsed());
+        assert!(begin.elapsed() < PROMPT, "hopeless, yet it went on for {:?}", begin.elapsed());
         assert_eq!(zero.parked(), 0);
-        let short = Deadline::after(Duration::from_millis(300));
-        let text = zero.accept(&card(1, &one), GROUP, 2, short).map(|_| ()).unwrap_err().to_string();
-        assert!(text.contains("lost rank 1 on host1") && text.contains("0 of 2 streams"), "{text}");
-        assert!(text.contains("refused") && text.contains("CORRO_SECRET"), "{text}");
+        told(&["lost rank 1 on host1", "0 of 2 streams", "refused", "CORRO_SECRET"], |short| {
+            zero.accept(&card(1, &one), GROUP, 2, short).map(|_| ()).unwrap_err()
+        });
     });
 }
 
@@ -257,11 +272,9 @@ fn another_secret_fails_soon_on_both_sides_and_says_so() {
 fn plain_and_tls_do_not_mix_and_the_setting_is_named() {
     for_each_flavour(|tls| {
         let (zero, one) = (endpoint(0, secret(1), tls), endpoint(1, secret(1), !tls));
-        let short = || Deadline::after(Duration::from_millis(500));
-        let text = one.connect(&card(0, &zero), GROUP, 1, short()).map(|_| ()).unwrap_err().to_string();
-        assert!(text.contains("is CORRO_TLS the same on every rank?"), "{text}");
-        let text = zero.accept(&card(1, &one), GROUP, 1, short()).map(|_| ()).unwrap_err().to_string();
-        assert!(text.contains("is CORRO_TLS the same on every rank?"), "{text}");
+        let words = ["is CORRO_TLS the same on every rank?"];
+        told(&words, |short| one.connect(&card(0, &zero), GROUP, 1, short).map(|_| ()).unwrap_err());
+        told(&words, |short| zero.accept(&card(1, &one), GROUP, 1, short).map(|_| ()).unwrap_err());
         assert_eq!(zero.parked(), 0);
     });
 }
@@ -344,7 +357,8 @@ fn dropping_an_endpoint_is_quick_and_frees_its_port() {
         let stranger = TcpStream::connect(address).unwrap();
         let begin = Instant::now();
         drop(zero);
-        assert!(begin.elapsed() < Duration::from_secs(1));
+        // A stranger may take 5 s to prove itself.
+        assert!(begin.elapsed() < Duration::from_secs(4));
         assert!(TcpStream::connect(address).is_err());
         drop(stranger);
     });

@@ -161,6 +161,8 @@ pub(crate) fn clean(command: &mut Command) {
             command.env_remove(&name);
         }
     }
+    // Jobs that fail on purpose leave nothing behind.
+    command.env("CORRO_FLIGHT_RECORD_DIR", "none");
 }
 
 pub(crate) fn run(words: &[&str]) -> Ran {
@@ -190,8 +192,10 @@ impl Script {
         marked(&self.mark)
     }
 
-    pub(crate) fn assert_gone(&self, limit: Duration) {
-        wait_until(&format!("nothing is left of {} ({:?})", self.text, self.left()), limit, || self.left().is_empty());
+    /// Nothing is left, or will be soon.
+    pub(crate) fn assert_gone(&self) {
+        let what = format!("nothing is left of {} ({:?})", self.text, self.left());
+        wait_until(&what, Duration::from_secs(30), || self.left().is_empty());
     }
 }
 
