@@ -93,7 +93,17 @@ impl Planes {
     pub fn new(table: Table, locality: String, releases: Releases) -> Self {
         let open = table.rows.iter().map(|_| None).collect();
         let struck = vec![None; table.rows.len()];
-        Self { table, locality, host: Host, staged: None, open, struck, facts: Vec::new(), chosen: Vec::new(), releases }
+        Self {
+            table,
+            locality,
+            host: Host,
+            staged: None,
+            open,
+            struck,
+            facts: Vec::new(),
+            chosen: Vec::new(),
+            releases,
+        }
     }
 
     /// The plane that runs this batch, the same on all members but for [`Staging`]. All must ask for the same batches in the same

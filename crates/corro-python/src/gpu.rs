@@ -70,7 +70,8 @@ pub(crate) fn order(py: Python<'_>, outcomes: &[Outcome]) -> PyResult<()> {
         last = Some(after);
         let any: &dyn Any = &**after;
         let Some(done) = any.downcast_ref::<CudaDone>() else { continue };
-        let streams = STREAMS.get().ok_or_else(|| exception(py, &Error::Bug("no front has named its streams".into())))?;
+        let streams =
+            STREAMS.get().ok_or_else(|| exception(py, &Error::Bug("no front has named its streams".into())))?;
         let device = done.event().device();
         let stream: u64 = streams.call1(py, (device.ordinal(),))?.extract(py)?;
         // SAFETY: as in `ready`.
@@ -82,7 +83,7 @@ pub(crate) fn order(py: Python<'_>, outcomes: &[Outcome]) -> PyResult<()> {
 /// Whether tensors on GPUs can be handed over where they are.
 #[pyfunction]
 pub(crate) fn takes_gpu_memory() -> bool {
-    driver().and_then(|driver| driver.device_count()).is_ok_and(|count| count > 0)
+    driver().and_then(corro_cuda::Driver::device_count).is_ok_and(|count| count > 0)
 }
 
 /// `streams(device)` gives the number of the framework's current stream there.

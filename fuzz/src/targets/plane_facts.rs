@@ -25,13 +25,7 @@ impl Row for Looking {
         (!facts.iter().all(|f| f.number(self.0) == number)).then(|| "versions differ".to_owned())
     }
 
-    fn open(
-        &self,
-        _: &mut Group,
-        _: &[Rank],
-        _: &[Facts],
-        _: Option<usize>,
-    ) -> Result<Verdict<Box<dyn Plane>>> {
+    fn open(&self, _: &mut Group, _: &[Rank], _: &[Facts], _: Option<usize>) -> Result<Verdict<Box<dyn Plane>>> {
         Ok(Err("nobody is here".to_owned()))
     }
 }

@@ -288,7 +288,11 @@ impl ProcessSet {
         let tuning = Tuning::default();
         let group = self.connected(generation, tuning, withdrawal)?;
         let fabric = &self.core.fabric;
-        let planes = Planes::new(self.core.options.planes.clone(), fabric.card(fabric.rank()).locality.clone(), self.releases.clone());
+        let planes = Planes::new(
+            self.core.options.planes.clone(),
+            fabric.card(fabric.rank()).locality.clone(),
+            self.releases.clone(),
+        );
         *self.hand_over.lane() = Some(Lane { group, planes, generation, tuning });
         Ok(())
     }

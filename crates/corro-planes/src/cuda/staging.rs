@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -54,10 +55,10 @@ struct Lease {
 impl Shelf {
     /// At least so many bytes.
     fn take(&self, device: &Device, bytes: usize) -> Result<Lease> {
-        let mut shelf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |pinned: &Pinned| (bytes..=4 * bytes.max(1)).contains(&pinned.span().len());
-        let found = shelf.iter().position(fits).map(|at| shelf.swap_remove(at));
-        drop(shelf);
+        let found = unused.iter().position(fits).map(|at| unused.swap_remove(at));
+        drop(unused);
         let pinned = match found {
             Some(pinned) => pinned,
             None => Pinned::new(device, bytes.next_power_of_two())?,
@@ -127,10 +128,10 @@ fn pinned(buffer: &Buffer) -> Span<'_> {
 
 impl Staging {
     fn carrier(&mut self, ordinal: usize) -> Result<&Carrier> {
-        if !self.devices.contains_key(&ordinal) {
-            self.devices.insert(ordinal, Carrier::new(ordinal)?);
-        }
-        self.devices.get(&ordinal).ok_or_else(|| corro_core::Error::Bug("a GPU that was just opened is gone".into()))
+        Ok(match self.devices.entry(ordinal) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(Carrier::new(ordinal)?),
+        })
     }
 
     /// What a member brings, on its way to the host.
