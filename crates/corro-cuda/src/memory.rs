@@ -13,6 +13,7 @@ use corro_core::{Error, Result};
 
 use crate::device::Device;
 use crate::event::Event;
+use crate::shelf::{Block, Lease};
 use crate::span::Span;
 use crate::sys::MEM_HOST_PORTABLE_MAPPED;
 
@@ -46,6 +47,12 @@ impl Allocation {
     /// The device it lies on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+}
+
+impl Block for Allocation {
+    fn bytes(&self) -> usize {
+        self.len
     }
 }
 
@@ -162,6 +169,12 @@ impl Pinned {
     }
 }
 
+impl Block for Pinned {
+    fn bytes(&self) -> usize {
+        self.len
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = self.device.synchronize();
@@ -198,10 +211,14 @@ impl DeviceMemory {
         Self { address, len, device, ready, keep }
     }
 
-    /// Memory of our own, for those who take a framework's. It is freed with the last of both.
-    pub fn own(allocation: Allocation) -> Self {
-        let (address, len, device) = (allocation.address, allocation.len, allocation.device.ordinal());
-        Self { address, len, device, ready: None, keep: Arc::new(allocation) }
+    /// The first `len` bytes of memory of our own, for those who take a framework's. It goes back to its shelf with the last of
+    /// those who keep it.
+    pub fn own(lease: Lease<Allocation>, len: usize) -> Result<Self> {
+        let Some(allocation) = lease.get().filter(|allocation| allocation.len >= len) else {
+            return Err(Error::Bug(format!("{len} bytes of memory that has less")));
+        };
+        let (address, device) = (allocation.address, allocation.device.ordinal());
+        Ok(Self { address, len, device, ready: None, keep: Arc::new(lease) })
     }
 
     /// The same memory once more, for whoever works on it: it is kept until both are gone.

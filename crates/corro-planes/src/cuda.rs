@@ -6,6 +6,7 @@ mod layout;
 mod local;
 mod members;
 mod movement;
+mod own_memory;
 mod row;
 mod signals;
 mod staging;

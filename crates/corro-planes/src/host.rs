@@ -191,7 +191,7 @@ fn reducescatter(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Res
 ///
 /// On the host 16-bit floats are rounded once. Tensors of GPUs follow the arithmetic of their frameworks, which round the
 /// sum before they multiply it; their fronts give factors that are numbers of the tensor's own type.
-fn postscales(agreed: &Agreed, postscale: f64) -> (f64, f64) {
+pub(crate) fn postscales(agreed: &Agreed, postscale: f64) -> (f64, f64) {
     let rounds_first = agreed.place.is_gpu() && matches!(agreed.dtype, DType::F16 | DType::BF16);
     if rounds_first { (1.0, postscale) } else { (postscale, 1.0) }
 }

@@ -35,6 +35,6 @@ pub use facts::Facts;
 pub use host::{HOST, Host};
 pub use memory::Memory;
 pub use outcome::{Done, Outcome, Outcomes};
-pub use plane::{Plane, Release, Releases, Row, Verdict, Wanted};
+pub use plane::{Plane, Pool, Release, Releases, Row, Verdict, Wanted};
 pub use planes::{Planes, Staging, Table};
 pub use tensor::{Allocate, Output, Tensor};

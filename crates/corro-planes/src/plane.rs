@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use corro_agreement::matching::Agreed;
 use corro_agreement::request::Kind;
 use corro_collectives::{Collective, Group};
-use corro_core::{DType, Error, Rank, ReduceOp, Result};
+use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result};
 
 use crate::facts::Facts;
 use crate::outcome::Outcomes;
@@ -49,6 +49,9 @@ pub trait Plane: Send {
         None
     }
 }
+
+/// Makes memory that the members share, so many bytes for each, if all are on one host. All of them must call it.
+pub type Pool = Arc<dyn Fn(usize) -> Result<Option<Buffer>> + Send + Sync>;
 
 /// See [`Plane::release`].
 pub type Release = Box<dyn Fn() -> Result<()> + Send + Sync>;

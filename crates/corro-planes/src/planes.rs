@@ -16,12 +16,12 @@ use crate::cuda::{CudaIpc, Staging as CudaStaging};
 use crate::exchange::exchange;
 use crate::facts::{FACTS_CAP, Facts};
 use crate::host::Host;
-use crate::plane::{Plane, Releases, Row, Wanted};
+use crate::plane::{Plane, Pool, Releases, Row, Wanted};
 use crate::tensor::Tensor;
 
 /// Makes the plane that carries tensors between GPUs and the host, and there does what [`Host`] does. To the other members
 /// the two are the same, so each uses whichever of them its own memory asks for.
-pub type Staging = Arc<dyn Fn() -> Result<Box<dyn Plane>> + Send + Sync>;
+pub type Staging = Arc<dyn Fn(Option<Pool>) -> Result<Box<dyn Plane>> + Send + Sync>;
 
 /// Which planes there are. The same on all ranks of a job, whatever their hardware. By default only the host's.
 #[derive(Clone, Default)]
@@ -39,7 +39,7 @@ impl Table {
 
     /// The planes of this release. Nothing is opened before a tensor of a GPU comes.
     pub fn standard() -> Self {
-        let staging = || Ok(Box::new(CudaStaging::default()) as Box<dyn Plane>);
+        let staging = |pool| Ok(Box::new(CudaStaging::new(pool)) as Box<dyn Plane>);
         Self::new(vec![Arc::new(CudaIpc)], Arc::new(staging))
     }
 
@@ -86,6 +86,7 @@ pub struct Planes {
     /// What was chosen before.
     chosen: Vec<(Wanted, Option<usize>)>,
     releases: Releases,
+    pool: Option<Pool>,
 }
 
 impl Planes {
@@ -103,7 +104,14 @@ impl Planes {
             facts: Vec::new(),
             chosen: Vec::new(),
             releases,
+            pool: None,
         }
+    }
+
+    /// The same, with a way to make memory that the members share.
+    #[must_use]
+    pub fn with_pool(self, pool: Pool) -> Self {
+        Self { pool: Some(pool), ..self }
     }
 
     /// The plane that runs this batch, the same on all members but for [`Staging`]. All must ask for the same batches in the same
@@ -136,13 +144,14 @@ impl Planes {
             let open = self.open.get_mut(row).and_then(Option::as_mut);
             return Ok(&mut **open.ok_or_else(|| Error::Bug("a plane was chosen and not opened".into()))?);
         }
-        if !tensors.iter().any(Tensor::is_on_device) {
+        // Where all are in the memory of GPUs, also who has joined and brings nothing does as the others.
+        if place != Place::Gpu && !tensors.iter().any(Tensor::is_on_device) {
             return Ok(&mut self.host);
         }
         if self.staged.is_none() {
             let staging = self.table.staging.as_ref();
             let staging = staging.ok_or_else(|| Error::Bug("GPU memory in an engine that takes none".into()))?;
-            self.staged = Some(staging()?);
+            self.staged = Some(staging(self.pool.clone())?);
         }
         let staged = self.staged.as_mut().ok_or_else(|| Error::Bug("a plane just made is gone".into()))?;
         Ok(&mut **staged)

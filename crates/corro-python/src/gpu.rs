@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use corro_core::{Error, Result};
-use corro_cuda::{Device, DeviceMemory, Event, EventPool, Stream, driver};
+use corro_cuda::{Device, DeviceMemory, Event, EventPool, Span, Stream, driver};
 use corro_engine::{Memory, Outcome};
 use corro_planes::{CudaDone, Done};
 use pyo3::prelude::*;
@@ -77,6 +77,25 @@ pub(crate) fn order(py: Python<'_>, outcomes: &[Outcome]) -> PyResult<()> {
         // SAFETY: as in `ready`.
         unsafe { Stream::foreign(device, stream) }.wait(done.event()).map_err(|error| exception(py, &error))?;
     }
+    Ok(())
+}
+
+/// Results that streams of a framework still copy.
+static LEAVING: Mutex<Vec<(Event, Arc<dyn Any + Send + Sync>)>> = Mutex::new(Vec::new());
+
+/// Has a stream copy a result into a framework's memory.
+pub(crate) fn copy_out(memory: &DeviceMemory, address: usize, stream: u64) -> Result<()> {
+    let (device, events) = device(memory.device())?;
+    // SAFETY: as in `ready`.
+    let stream = unsafe { Stream::foreign(&device, stream) };
+    // SAFETY: a front gives the address of a tensor of its own with as many bytes, that is used on this stream from now on.
+    let place = unsafe { Span::from_raw(address as u64, memory.len()) };
+    stream.copy(place, memory.span())?;
+    let event = events.take()?;
+    stream.record(&event)?;
+    let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    leaving.retain(|(event, _)| !event.is_done().unwrap_or(true));
+    leaving.push((event, memory.keeper()));
     Ok(())
 }
 

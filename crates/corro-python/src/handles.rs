@@ -137,6 +137,6 @@ pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Option<Py<PyAny>>> {
 fn finish(py: Python<'_>, result: Py<PyAny>, complete: Option<&Py<PyAny>>, outcome: Outcome) -> PyResult<Py<PyAny>> {
     match complete {
         None => Ok(result),
-        Some(complete) => complete.call1(py, (result, Output::new(py, outcome)?)),
+        Some(complete) => complete.call1(py, (result, Output::new(outcome))),
     }
 }

@@ -171,7 +171,7 @@ pub(crate) fn run(
         }
     })?;
     gpu::order(py, std::slice::from_ref(&outcome))?;
-    allocated.then(|| Output::new(py, outcome)).transpose()
+    Ok(allocated.then(|| Output::new(outcome)))
 }
 
 /// Does `work` until it ends or a signal handler raises. A tensor that is still on its way then keeps the memory it needs.
@@ -303,9 +303,8 @@ pub(crate) fn shared_memory(py: Python<'_>, set_id: Option<u32>, bytes: usize) -
     let engine = engine(py)?;
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let part = outside(py, move || engine.shared_memory(set, bytes))?;
-    let output = part.map(|part| {
+    Ok(part.map(|part| {
         let shape = Shape(vec![part.len()]);
-        Output::new(py, Outcome { output: Some(part.into()), shape, ..Outcome::default() })
-    });
-    output.transpose()
+        Output::new(Outcome { output: Some(part.into()), shape, ..Outcome::default() })
+    }))
 }

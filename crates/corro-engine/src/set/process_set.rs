@@ -56,6 +56,9 @@ pub(crate) struct ProcessSet {
 /// Among the numbers of a set's groups, where those of its pools begin.
 const POOLS: u64 = 1 << 23;
 
+/// The one in which tensors of GPUs pass through the host: of the planes, which make it in the order of batches.
+pub(super) const STAGING_POOL: u64 = POOLS - 1;
+
 impl ProcessSet {
     /// Opens the set. All members must do so, with the same serial number, which no other set of the job ever had.
     pub(crate) fn open(core: &Arc<Core>, id: u32, serial: u64, members: Vec<Rank>) -> Result<Arc<Self>> {

@@ -13,8 +13,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::entries;
 use super::hand_over::HandOver;
-use super::lane::Lane;
-use super::process_set::ProcessSet;
+use super::lane::{Lane, group_id};
+use super::process_set::{ProcessSet, STAGING_POOL};
 use super::state::{After, Batch, Running, State};
 use crate::promise::Promise;
 use crate::submission::Submission;
@@ -293,6 +293,8 @@ impl ProcessSet {
             fabric.card(fabric.rank()).locality.clone(),
             self.releases.clone(),
         );
+        let (pool_of, id, members) = (Arc::clone(fabric), group_id(self.serial, STAGING_POOL), self.members.clone());
+        let planes = planes.with_pool(Arc::new(move |bytes| pool_of.pool(id, &members, bytes)));
         *self.hand_over.lane() = Some(Lane { group, planes, generation, tuning });
         Ok(())
     }

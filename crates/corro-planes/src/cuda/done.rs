@@ -15,6 +15,36 @@ const NAP: Duration = Duration::from_micros(50);
 /// So many looks without a nap: most of what is waited for takes microseconds.
 const LOOKS: u32 = 200;
 
+/// So long a GPU may take until it has computed a tensor and copied it: programs enqueue many steps ahead.
+const WAIT: Duration = Duration::from_secs(600);
+
+/// Has the host wait for an event.
+pub(super) fn wait_for(event: &Event) -> Result<()> {
+    wait_until(event, Deadline::after(WAIT))
+}
+
+fn wait_until(event: &Event, deadline: Deadline) -> Result<()> {
+    for look in 0.. {
+        if event.is_done()? {
+            return Ok(());
+        }
+        if deadline.passed() {
+            return Err(Error::Io {
+                doing: "waiting for a GPU".into(),
+                cause: "it has not done in time what was given to it: it is busy with something else, or another \
+                        process that takes part hangs"
+                    .into(),
+            });
+        }
+        if look < LOOKS {
+            std::hint::spin_loop();
+        } else {
+            std::thread::sleep(NAP);
+        }
+    }
+    Ok(())
+}
+
 /// The event after the last piece of work on a batch, and what that work needs.
 pub struct CudaDone {
     event: Event,
@@ -38,25 +68,7 @@ impl Done for CudaDone {
     }
 
     fn wait(&self, deadline: Deadline) -> Result<()> {
-        for look in 0.. {
-            if self.event.is_done()? {
-                return Ok(());
-            }
-            if deadline.passed() {
-                return Err(Error::Io {
-                    doing: "waiting for a GPU".into(),
-                    cause: "it has not done in time what was given to it: it is busy with something else, or another \
-                            process that takes part hangs"
-                        .into(),
-                });
-            }
-            if look < LOOKS {
-                std::hint::spin_loop();
-            } else {
-                std::thread::sleep(NAP);
-            }
-        }
-        Ok(())
+        wait_until(&self.event, deadline)
     }
 }
 

@@ -29,6 +29,7 @@ use super::layout::{Found, LARGE, Layout, Spot, Told};
 use super::local::Local;
 use super::members::Members;
 use super::movement::{Movement, Plan, brings, plan};
+use super::own_memory::OwnMemory;
 use super::signals::{Moment, Signals};
 use crate::exchange::exchange;
 use crate::outcome::{Done, Outcome, Outcomes};
@@ -53,6 +54,7 @@ pub(super) struct Ipc {
     device: Device,
     stream: Stream,
     kernels: Kernels,
+    own: OwnMemory,
     events: EventPool,
     signals: Arc<Signals>,
     window: Members,
@@ -75,6 +77,7 @@ impl Ipc {
         Ok(Ok(Self {
             stream: Stream::new(&device)?,
             kernels: Kernels::new(&device)?,
+            own: OwnMemory::new(&device),
             events: EventPool::new(&device, EVENTS),
             signals,
             window,
@@ -327,7 +330,7 @@ impl Plane for Ipc {
         if agreed.is_empty() {
             return Ok(SmallVec::new());
         }
-        let batch = Batch::new(&self.device, group, members, agreed, tensors)?;
+        let batch = Batch::new(&self.own, group, members, agreed, tensors)?;
         let told = self.meet(group, members, &batch, planned)?;
         let alike = !matches!(batch.plans[0].movement, Movement::Pulls(_));
         let layout = Layout::new(&batch.bytes, &told, alike);
@@ -390,7 +393,7 @@ struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     fn new(
-        device: &Device,
+        own: &OwnMemory,
         group: &Group,
         members: &[Rank],
         agreed: &'a [Arc<Agreed>],
@@ -407,7 +410,7 @@ impl<'a> Batch<'a> {
         for (agreed, tensor) in agreed.iter().zip(tensors) {
             check(agreed, size)?;
             let plan = plan(agreed, size, me, root)?;
-            locals.push(Local::new(device, agreed, &plan, tensor)?);
+            locals.push(Local::new(own, agreed, &plan, tensor)?);
             bytes.push((0..size).map(|member| brings(agreed, member, root)).collect::<Result<Vec<_>>>()?);
             plans.push(plan);
         }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use corro_agreement::matching::Agreed;
 use corro_core::{Error, Result};
 use corro_cuda::sharing::share;
-use corro_cuda::{Allocation, Device, DeviceMemory, Span, Stream};
+use corro_cuda::{Device, DeviceMemory, Span, Stream};
 
 use super::layout::{LARGE, Spot, Told};
 use super::movement::Plan;
+use super::own_memory::OwnMemory;
 use crate::memory::Memory;
 use crate::tensor::{Output, Tensor};
 
@@ -29,12 +30,11 @@ struct Place {
 
 impl Local {
     /// Makes a place for the result. Gives nothing to the GPU yet: the batch may still be withdrawn.
-    pub(super) fn new(device: &Device, agreed: &Agreed, plan: &Plan, tensor: &mut Tensor) -> Result<Self> {
+    pub(super) fn new(own: &OwnMemory, agreed: &Agreed, plan: &Plan, tensor: &mut Tensor) -> Result<Self> {
         let zeros = tensor.input.is_none() && matches!(tensor.output, Output::None);
         let on_gpu = |memory: &Memory| memory.device().map(drop).ok_or_else(|| elsewhere(agreed));
-        let own = |bytes| Ok(Memory::from(DeviceMemory::own(Allocation::new(device, bytes)?)));
-        tensor.allocate(&plan.shape, agreed.dtype, on_gpu, own)?;
-        let place = |memory: &Memory| Place::new(device, memory.device().ok_or_else(|| elsewhere(agreed))?);
+        tensor.allocate(&plan.shape, agreed.dtype, on_gpu, |bytes| own.take(bytes).map(Memory::from))?;
+        let place = |memory: &Memory| Place::new(own, memory.device().ok_or_else(|| elsewhere(agreed))?);
         let input = tensor.input.as_ref().map(place).transpose()?;
         Ok(Self { input, output: place(tensor.place()?)?, zeros })
     }
@@ -94,12 +94,11 @@ impl Local {
 }
 
 impl Place {
-    fn new(device: &Device, memory: &DeviceMemory) -> Result<Self> {
-        if memory.device() == device.ordinal() {
+    fn new(own: &OwnMemory, memory: &DeviceMemory) -> Result<Self> {
+        if memory.device() == own.device().ordinal() {
             return Ok(Self { memory: memory.again(), instead_of: None });
         }
-        let own = DeviceMemory::own(Allocation::new(device, memory.len())?);
-        Ok(Self { memory: own, instead_of: Some(memory.again()) })
+        Ok(Self { memory: own.take(memory.len())?, instead_of: Some(memory.again()) })
     }
 }
 

@@ -215,5 +215,5 @@ impl Row for FakeRow {
 /// A table with these rows, and a [`Fake`] called "staged" for what they don't serve.
 pub(crate) fn table(rows: Vec<FakeRow>) -> Table {
     let rows = rows.into_iter().map(|row| Arc::new(row) as Arc<dyn Row>).collect();
-    Table::new(rows, Arc::new(|| Ok(Box::new(Fake::new("staged")))))
+    Table::new(rows, Arc::new(|_| Ok(Box::new(Fake::new("staged")))))
 }

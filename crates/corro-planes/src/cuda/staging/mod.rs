@@ -3,35 +3,42 @@
 
 #![expect(unsafe_code, reason = "shows pinned memory to the plane of the host")]
 
+mod pieces;
+mod pipeline;
+mod slots;
+
 use std::any::Any;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use corro_agreement::matching::Agreed;
 use corro_agreement::request::Kind;
 use corro_collectives::Group;
-use corro_core::{Buffer, Deadline, Rank, Result};
-use corro_cuda::{Allocation, Device, DeviceMemory, EventPool, Pinned, Span, Stream, driver};
+use corro_core::{Buffer, Rank, Result};
+use corro_cuda::{Device, DeviceMemory, EventPool, Pinned, Shelf, Span, Stream, driver};
 
-use super::done::CudaDone;
+use self::pipeline::Pipeline;
+use super::done::{CudaDone, wait_for};
+use super::own_memory::OwnMemory;
 use crate::host::{HOST, Host};
 use crate::memory::Memory;
 use crate::outcome::{Done, Outcome, Outcomes};
-use crate::plane::Plane;
+use crate::plane::{Plane, Pool};
 use crate::tensor::{Output, Tensor};
 
 /// Events that stay for the next batches.
 const EVENTS: usize = 64;
-/// So long a GPU may take until it has computed a tensor and copied it: programs enqueue many steps ahead.
-const WAIT: Duration = Duration::from_secs(600);
+/// So much pinned memory stays for the next batches.
+const KEPT: usize = 256 << 20;
 
 /// See the module.
-#[derive(Default)]
 pub struct Staging {
     host: Host,
     devices: HashMap<usize, Carrier>,
+    pool: Option<Pool>,
+    /// Made by all members at the first batch that needs it.
+    pipeline: Option<Pipeline>,
 }
 
 /// What carries tensors of one GPU.
@@ -39,53 +46,21 @@ struct Carrier {
     device: Device,
     stream: Stream,
     events: EventPool,
-    shelf: Shelf,
-}
-
-/// Pinned memory that is not in use. Pinning takes longer than most copies.
-#[derive(Clone, Default)]
-struct Shelf(Arc<Mutex<Vec<Pinned>>>);
-
-/// Pinned memory in use.
-struct Lease {
-    pinned: Option<Pinned>,
-    shelf: Shelf,
-}
-
-impl Shelf {
-    /// At least so many bytes.
-    fn take(&self, device: &Device, bytes: usize) -> Result<Lease> {
-        let mut unused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |pinned: &Pinned| (bytes..=4 * bytes.max(1)).contains(&pinned.span().len());
-        let found = unused.iter().position(fits).map(|at| unused.swap_remove(at));
-        drop(unused);
-        let pinned = match found {
-            Some(pinned) => pinned,
-            None => Pinned::new(device, bytes.next_power_of_two())?,
-        };
-        Ok(Lease { pinned: Some(pinned), shelf: self.clone() })
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if let Some(pinned) = self.pinned.take() {
-            self.shelf.0.lock().unwrap_or_else(PoisonError::into_inner).push(pinned);
-        }
-    }
+    own: OwnMemory,
+    shelf: Shelf<Pinned>,
 }
 
 impl Carrier {
     fn new(ordinal: usize) -> Result<Self> {
         let device = driver()?.device(ordinal)?;
         let (stream, events) = (Stream::new(&device)?, EventPool::new(&device, EVENTS));
-        Ok(Self { device, stream, events, shelf: Shelf::default() })
+        Ok(Self { stream, events, own: OwnMemory::new(&device), shelf: Shelf::new(KEPT), device })
     }
 
     /// Pinned memory of the host, as the plane of the host takes it.
     fn room(&self, bytes: usize) -> Result<Buffer> {
-        let mut lease = self.shelf.take(&self.device, bytes)?;
-        let at = lease.pinned.as_mut().map_or(std::ptr::null_mut(), |pinned| pinned.bytes_mut().as_mut_ptr());
+        let mut lease = self.shelf.take(bytes, |bytes| Pinned::new(&self.device, bytes))?;
+        let at = lease.get_mut().map_or(std::ptr::null_mut(), |pinned| pinned.bytes_mut().as_mut_ptr());
         // SAFETY: the lease keeps at least as many bytes, and nobody else has them; streams touch them only while nobody
         // holds a slice: before the batch is given to the host's plane, and after that has ended.
         Ok(unsafe { Buffer::from_raw(at, bytes, Box::new(lease)) })
@@ -104,7 +79,7 @@ impl Carrier {
     fn wait(&self) -> Result<()> {
         let event = self.events.take()?;
         self.stream.record(&event)?;
-        CudaDone::new(event, Vec::new()).wait(Deadline::after(WAIT))
+        wait_for(&event)
     }
 
     /// Enqueues the copy of a result.
@@ -127,6 +102,23 @@ fn pinned(buffer: &Buffer) -> Span<'_> {
 }
 
 impl Staging {
+    /// `pool` makes memory that the members share.
+    pub fn new(pool: Option<Pool>) -> Self {
+        Self { host: Host, devices: HashMap::new(), pool, pipeline: None }
+    }
+
+    /// All members come here at the same batch.
+    fn pipeline(&mut self, group: &mut Group, tensors: &[Tensor]) -> Result<&mut Pipeline> {
+        let pipeline = match self.pipeline.take() {
+            Some(pipeline) => pipeline,
+            None => {
+                let ordinal = tensors.iter().find_map(Tensor::device).unwrap_or(0);
+                Pipeline::new(ordinal, group, self.pool.as_ref())?
+            }
+        };
+        Ok(self.pipeline.insert(pipeline))
+    }
+
     fn carrier(&mut self, ordinal: usize) -> Result<&Carrier> {
         Ok(match self.devices.entry(ordinal) {
             Entry::Occupied(known) => known.into_mut(),
@@ -160,7 +152,7 @@ impl Staging {
         let Outcome { output, shape, received_splits, .. } = result;
         let (ordinal, in_place) = (tensor.device(), is_in_place(agreed) && tensor.is_on_device());
         let own = |bytes| match ordinal {
-            Some(ordinal) => Ok(DeviceMemory::own(Allocation::new(&driver()?.device(ordinal)?, bytes)?).into()),
+            Some(ordinal) => Ok(self.carrier(ordinal)?.own.take(bytes)?.into()),
             None => Ok(vec![0; bytes].into()),
         };
         tensor.allocate(&shape, agreed.dtype, |_| Ok(()), own)?;
@@ -205,6 +197,9 @@ impl Plane for Staging {
         tensors: &mut [Tensor],
         planned: bool,
     ) -> Result<Outcomes> {
+        if pipeline::serves(agreed) {
+            return self.pipeline(group, tensors)?.run(group, agreed, tensors);
+        }
         let fetched: Result<Vec<Tensor>> =
             agreed.iter().zip(tensors.iter()).map(|(agreed, tensor)| self.fetch(agreed, tensor)).collect();
         let mut fetched = fetched?;
