@@ -34,6 +34,9 @@ class Output:
 def takes_gpu_memory() -> bool:
     """Whether tensors on GPUs can be handed over where they are: there is a driver and a GPU."""
 
+def check_running() -> None:
+    """Raises if the job is over."""
+
 def register_streams(streams: Callable[[int], int]) -> None:
     """`streams(device)` gives the number of the framework's current stream on a GPU."""
 

@@ -17,6 +17,7 @@ use corro_planes::{CudaDone, Done};
 use pyo3::prelude::*;
 
 use crate::error::exception;
+use crate::running::engine;
 
 /// Events that stay for the next tensors.
 const EVENTS: usize = 256;
@@ -37,13 +38,23 @@ fn device(ordinal: usize) -> Result<(Device, EventPool)> {
     Ok((device, events))
 }
 
-/// What tells when everything that a stream has been given so far is done.
-pub(crate) fn ready(ordinal: usize, stream: u64) -> Result<Arc<Event>> {
-    let (device, events) = device(ordinal)?;
-    let event = events.take()?;
-    // SAFETY: a front gives a stream of its framework that is alive during the call.
-    unsafe { Stream::foreign(&device, stream) }.record(&event)?;
-    Ok(Arc::new(event))
+/// Moments in streams of a framework, for the tensors of one call: one event serves all that were made on the same stream.
+#[derive(Default)]
+pub(crate) struct Moments(Vec<(usize, u64, Arc<Event>)>);
+
+impl Moments {
+    /// What tells when everything that a stream has been given so far is done.
+    pub(crate) fn now(&mut self, ordinal: usize, stream: u64) -> Result<Arc<Event>> {
+        if let Some((.., event)) = self.0.iter().find(|known| (known.0, known.1) == (ordinal, stream)) {
+            return Ok(Arc::clone(event));
+        }
+        let (device, events) = device(ordinal)?;
+        let event = Arc::new(events.take()?);
+        // SAFETY: a front gives a stream of its framework that is alive during the call.
+        unsafe { Stream::foreign(&device, stream) }.record(&event)?;
+        self.0.push((ordinal, stream, Arc::clone(&event)));
+        Ok(event)
+    }
 }
 
 /// A tensor's memory.
@@ -74,7 +85,7 @@ pub(crate) fn order(py: Python<'_>, outcomes: &[Outcome]) -> PyResult<()> {
             STREAMS.get().ok_or_else(|| exception(py, &Error::Bug("no front has named its streams".into())))?;
         let device = done.event().device();
         let stream: u64 = streams.call1(py, (device.ordinal(),))?.extract(py)?;
-        // SAFETY: as in `ready`.
+        // SAFETY: as in `Moments::now`.
         unsafe { Stream::foreign(device, stream) }.wait(done.event()).map_err(|error| exception(py, &error))?;
     }
     Ok(())
@@ -86,7 +97,7 @@ static LEAVING: Mutex<Vec<(Event, Arc<dyn Any + Send + Sync>)>> = Mutex::new(Vec
 /// Has a stream copy a result into a framework's memory.
 pub(crate) fn copy_out(memory: &DeviceMemory, address: usize, stream: u64) -> Result<()> {
     let (device, events) = device(memory.device())?;
-    // SAFETY: as in `ready`.
+    // SAFETY: as in `Moments::now`.
     let stream = unsafe { Stream::foreign(&device, stream) };
     // SAFETY: a front gives the address of a tensor of its own with as many bytes, that is used on this stream from now on.
     let place = unsafe { Span::from_raw(address as u64, memory.len()) };
@@ -103,6 +114,13 @@ pub(crate) fn copy_out(memory: &DeviceMemory, address: usize, stream: u64) -> Re
 #[pyfunction]
 pub(crate) fn takes_gpu_memory() -> bool {
     driver().and_then(corro_cuda::Driver::device_count).is_ok_and(|count| count > 0)
+}
+
+/// Raises if the job is over. After a GPU was waited for, that tells whether what it has is worth anything: when a rank is lost,
+/// GPUs that wait for it are let go on with what they have.
+#[pyfunction]
+pub(crate) fn check_running(py: Python<'_>) -> PyResult<()> {
+    engine(py)?.over().map_or(Ok(()), |error| Err(exception(py, &error)))
 }
 
 /// `streams(device)` gives the number of the framework's current stream there.

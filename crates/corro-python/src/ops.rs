@@ -102,7 +102,7 @@ fn submission(
     name: String,
     kind: Kind,
     (view, output): (View, Option<usize>),
-    keep: &Arc<dyn Any + Send + Sync>,
+    (moments, keep): (&mut gpu::Moments, &Arc<dyn Any + Send + Sync>),
 ) -> Result<Submission> {
     let View { address, shape, dtype, device, stream } = view;
     let dtype = DType::from_id(dtype).ok_or_else(|| Error::Bug(format!("there is no dtype {dtype}")))?;
@@ -110,7 +110,7 @@ fn submission(
     let device = u32::try_from(device).map_or(Device::Cpu, Device::Gpu);
     let bytes = shape.bytes(dtype)?;
     let ready = match (device, stream) {
-        (Device::Gpu(ordinal), Some(stream)) => Some((ordinal as usize, gpu::ready(ordinal as usize, stream)?)),
+        (Device::Gpu(ordinal), Some(stream)) => Some((ordinal as usize, moments.now(ordinal as usize, stream)?)),
         _ => None,
     };
     let memory = |address, bytes| match &ready {
@@ -164,7 +164,8 @@ pub(crate) fn run(
     let outcome = wait_for_run(py, move |signals| {
         // The caller's frame keeps the tensors; a stream that waits for the result keeps their order.
         let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
-        let submission = |name| submission(set, name, wanted.kind()?, (view, output), &keep);
+        let mut moments = gpu::Moments::default();
+        let submission = |name| submission(set, name, wanted.kind()?, (view, output), (&mut moments, &keep));
         match name {
             Name::Given(name) => engine.run_while(submission(name)?, &mut || signals.go_on()),
             Name::Of(kind) => engine.run_unnamed_while(&kind, submission(String::new())?, &mut || signals.go_on()),
@@ -218,9 +219,12 @@ pub(crate) fn submit(
     let (view, output) = place(view, output)?;
     let owner = owner(py, view.stream, &keep);
     let ticket = outside(py, move || match name {
-        Name::Given(name) => engine.submit(submission(set, name, kind, (view, output), &owner)?),
+        Name::Given(name) => {
+            engine.submit(submission(set, name, kind, (view, output), (&mut gpu::Moments::default(), &owner))?)
+        }
         Name::Of(unnamed) => {
-            engine.submit_unnamed(&unnamed, submission(set, String::new(), kind, (view, output), &owner)?)
+            let moments = &mut gpu::Moments::default();
+            engine.submit_unnamed(&unnamed, submission(set, String::new(), kind, (view, output), (moments, &owner))?)
         }
     })?;
     Ok(handles::insert(Pending::new(vec![ticket], Results::One(result), keep, complete)))
@@ -256,6 +260,7 @@ pub(crate) fn submit_group(
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
     let owner = owner(py, places.first().and_then(|(view, _)| view.stream), &keep);
     let tickets = outside(py, move || {
+        let mut moments = gpu::Moments::default();
         let submissions = places
             .into_iter()
             .enumerate()
@@ -264,7 +269,7 @@ pub(crate) fn submit_group(
                     Name::Given(group) => format!("{group}_{}of{count}", i + 1),
                     Name::Of(_) => String::new(),
                 };
-                submission(set, name, kind.clone(), (view, output), &owner)
+                submission(set, name, kind.clone(), (view, output), (&mut moments, &owner))
             })
             .collect::<Result<Vec<_>>>()?;
         match &group {

@@ -249,8 +249,9 @@ impl ProcessSet {
                 After::Warn(text) => self.core.warn(&text),
                 After::Detail(text) => self.core.detail(&text),
                 After::Over(error) => {
-                    self.release_devices(&error);
+                    // First it is known to be over: what devices come to afterwards is of no worth, see `Engine::over`.
                     self.core.ended(self.id, &error);
+                    self.release_devices(&error);
                 }
                 After::Failed(error) => self.core.failed(error),
                 After::Lost(error) => self.core.lost(error),

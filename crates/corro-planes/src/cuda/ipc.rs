@@ -131,8 +131,9 @@ impl Ipc {
     }
 
     fn enqueue(&mut self, batch: &Batch<'_>, layout: &Layout, number: u32) -> Result<Vec<Reached>> {
+        let mut last = None;
         for local in &batch.locals {
-            local.begin(&self.stream)?;
+            local.begin(&self.stream, &mut last)?;
         }
         // Two batches ago others read this half.
         self.signals.wait(&self.stream, Moment::Taken, number.wrapping_sub(2))?;

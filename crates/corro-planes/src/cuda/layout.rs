@@ -5,8 +5,9 @@ use corro_core::Result;
 use corro_cuda::SharedMemory;
 use serde::{Deserialize, Serialize};
 
-/// From this size on a tensor is read where it lies; smaller ones are packed, which one kernel does for many of them.
-pub(super) const LARGE: usize = 1 << 20;
+/// From this size on a tensor is read where it lies; smaller ones are packed, which one kernel does for many of them. Telling
+/// others where a tensor lies takes as long as copying a few megabytes.
+pub(super) const LARGE: usize = 4 << 20;
 /// What lies in a window begins at multiples of it: kernels read 16 bytes at a time, and memory comes in lines.
 const ALIGNED: usize = 256;
 

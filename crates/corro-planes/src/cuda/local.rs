@@ -6,7 +6,7 @@ use std::sync::Arc;
 use corro_agreement::matching::Agreed;
 use corro_core::{Error, Result};
 use corro_cuda::sharing::share;
-use corro_cuda::{Device, DeviceMemory, Span, Stream};
+use corro_cuda::{Device, DeviceMemory, Event, Span, Stream};
 
 use super::layout::{LARGE, Spot, Told};
 use super::movement::Plan;
@@ -62,12 +62,16 @@ impl Local {
         self.output.memory.span()
     }
 
-    /// The stream may use the memory from here on.
-    pub(super) fn begin(&self, stream: &Stream) -> Result<()> {
+    /// The stream may use the memory from here on. `last` is the event it was last made to wait for: tensors of a group have the
+    /// same.
+    pub(super) fn begin(&self, stream: &Stream, last: &mut Option<Arc<Event>>) -> Result<()> {
         for place in self.input.iter().chain([&self.output]) {
             let real = place.instead_of.as_ref().unwrap_or(&place.memory);
-            if let Some(ready) = real.ready() {
+            if let Some(ready) = real.ready()
+                && !last.as_ref().is_some_and(|last| Arc::ptr_eq(last, ready))
+            {
                 stream.wait(ready)?;
+                *last = Some(Arc::clone(ready));
             }
         }
         let brought = self.input.as_ref().unwrap_or(&self.output);
