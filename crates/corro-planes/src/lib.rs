@@ -29,7 +29,7 @@ mod tensor;
 
 pub use choice::{Choice, choose};
 pub use corro_cuda::DeviceMemory;
-pub use cuda::{CudaDone, CudaIpc, Staging as CudaStaging};
+pub use cuda::{CudaDone, CudaIpc, Staging as CudaStaging, nccl_rows};
 pub use exchange::{agree, exchange};
 pub use facts::Facts;
 pub use host::{HOST, Host};

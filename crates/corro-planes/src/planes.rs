@@ -9,15 +9,18 @@ use std::sync::Arc;
 use corro_agreement::matching::Agreed;
 use corro_agreement::request::Place;
 use corro_collectives::Group;
-use corro_core::{Error, Rank, Result};
+use corro_core::{Error, Rank, Result, config};
 
 use crate::choice::{Choice, choose};
-use crate::cuda::{CudaIpc, Staging as CudaStaging};
+use crate::cuda::{CudaIpc, Staging as CudaStaging, nccl_rows};
 use crate::exchange::exchange;
 use crate::facts::{FACTS_CAP, Facts};
-use crate::host::Host;
+use crate::host::{HOST, Host};
 use crate::plane::{Plane, Pool, Releases, Row, Wanted};
 use crate::tensor::Tensor;
+
+/// What users call the way of a GPU's tensors through host memory.
+const STAGED: &str = "staged";
 
 /// Makes the plane that carries tensors between GPUs and the host, and there does what [`Host`] does. To the other members
 /// the two are the same, so each uses whichever of them its own memory asks for.
@@ -40,7 +43,22 @@ impl Table {
     /// The planes of this release. Nothing is opened before a tensor of a GPU comes.
     pub fn standard() -> Self {
         let staging = |pool| Ok(Box::new(CudaStaging::new(pool)) as Box<dyn Plane>);
-        Self::new(vec![Arc::new(CudaIpc)], Arc::new(staging))
+        let mut rows: Vec<Arc<dyn Row>> = vec![Arc::new(CudaIpc)];
+        rows.extend(nccl_rows());
+        Self::new(rows, Arc::new(staging))
+    }
+
+    /// The same, with the plane that the environment asks for.
+    ///
+    /// # Errors
+    /// It names none of them.
+    pub fn from_env() -> Result<Self> {
+        let Some(wish) = config::GPU_PLANE.value() else { return Ok(Self::standard()) };
+        let wish = wish.trim().to_ascii_lowercase();
+        config::GPU_PLANE.check(&wish, config::GPU_PLANE.name)?;
+        // To the other members what is staged is as if it lay on the host.
+        let plane = if wish == STAGED { HOST.to_owned() } else { wish };
+        Ok(Self::standard().forced(Some(plane)))
     }
 
     /// The same, with a plane that the user asks for. If it can't serve a batch, that is an error.
@@ -205,5 +223,19 @@ impl Planes {
         let plane = choice.row.map_or("host memory", |row| self.table.rows[row].name());
         let why = if choice.why_not.is_empty() { String::new() } else { format!(", since {choice}") };
         tracing::info!(rank = rank.index(), "{wanted} on GPUs goes by {plane}{why}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use corro_core::config::{GPU_PLANE, Kind};
+
+    use super::*;
+
+    #[test]
+    fn users_can_ask_for_every_row_and_for_none() {
+        let rows = Table::standard().rows;
+        let names: Vec<&str> = rows.iter().map(|row| row.name()).chain([STAGED]).collect();
+        assert!(matches!(GPU_PLANE.kind, Kind::OneOf(known) if known == names), "{names:?}");
     }
 }

@@ -18,22 +18,22 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use corro_agreement::matching::Agreed;
-use corro_agreement::request::Kind;
 use corro_collectives::Group;
-use corro_core::{DType, Error, Rank, ReduceOp, Result};
-use corro_cuda::{Device, EventPool, Kernels, MappingCache, Piece, Reduction, Span, Stream};
+use corro_core::{Error, Rank, Result};
+use corro_cuda::{Device, EventPool, Kernels, MappingCache, Piece, Span, Stream};
 use smallvec::SmallVec;
 
+use super::batch::Batch;
 use super::done::CudaDone;
 use super::layout::{Found, LARGE, Layout, Spot, Told};
 use super::local::Local;
 use super::members::Members;
-use super::movement::{Movement, Plan, brings, plan};
+use super::movement::{Movement, Plan};
 use super::own_memory::OwnMemory;
 use super::signals::{Moment, Signals};
 use crate::exchange::exchange;
 use crate::outcome::{Done, Outcome, Outcomes};
-use crate::plane::{Plane, Release, Verdict, check};
+use crate::plane::{Plane, Release, Verdict};
 use crate::tensor::Tensor;
 
 /// The plane's name.
@@ -131,10 +131,7 @@ impl Ipc {
     }
 
     fn enqueue(&mut self, batch: &Batch<'_>, layout: &Layout, number: u32) -> Result<Vec<Reached>> {
-        let mut last = None;
-        for local in &batch.locals {
-            local.begin(&self.stream, &mut last)?;
-        }
+        batch.begin(&self.stream)?;
         // Two batches ago others read this half.
         self.signals.wait(&self.stream, Moment::Taken, number.wrapping_sub(2))?;
         self.pack(batch, layout, number)?;
@@ -155,9 +152,7 @@ impl Ipc {
         if reduced_in_windows {
             self.unpack(batch, layout, number)?;
         }
-        for local in &batch.locals {
-            local.end(&self.stream)?;
-        }
+        batch.end(&self.stream)?;
         Ok(reached)
     }
 
@@ -377,60 +372,6 @@ struct Reached {
 impl Reached {
     fn span(&self) -> Result<Span<'_>> {
         self.mapping.span().part(self.at..self.at + self.len)
-    }
-}
-
-/// What is to be done, on this member.
-struct Batch<'a> {
-    how: Reduction,
-    plans: Vec<Plan>,
-    locals: Vec<Local>,
-    /// By tensor, and then by member: how much it brings.
-    bytes: Vec<Vec<usize>>,
-    members: usize,
-    me: usize,
-    _agreed: &'a [Arc<Agreed>],
-}
-
-impl<'a> Batch<'a> {
-    fn new(
-        own: &OwnMemory,
-        group: &Group,
-        members: &[Rank],
-        agreed: &'a [Arc<Agreed>],
-        tensors: &mut [Tensor],
-    ) -> Result<Self> {
-        let (size, me) = (group.size(), group.rank());
-        let first = agreed.first().ok_or_else(torn)?;
-        let root = match &first.kind {
-            Kind::Broadcast { root } => members.iter().position(|member| member == root),
-            _ => Some(0),
-        };
-        let root = root.ok_or_else(|| Error::Bug("a broadcast from outside of the set".into()))?;
-        let (mut plans, mut locals, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
-        for (agreed, tensor) in agreed.iter().zip(tensors) {
-            check(agreed, size)?;
-            let plan = plan(agreed, size, me, root)?;
-            locals.push(Local::new(own, agreed, &plan, tensor)?);
-            bytes.push((0..size).map(|member| brings(agreed, member, root)).collect::<Result<Vec<_>>>()?);
-            plans.push(plan);
-        }
-        Ok(Self { how: reduction(first, size), plans, locals, bytes, members: size, me, _agreed: agreed })
-    }
-}
-
-/// How elements are combined. 16-bit floats follow the arithmetic of their frameworks, which round the sum before they
-/// multiply it; an average's factor is part of the sum.
-fn reduction(agreed: &Agreed, members: usize) -> Reduction {
-    let Some((op, pre, post)) = agreed.kind.reduction() else { return Reduction::new(agreed.dtype, ReduceOp::Sum) };
-    let (prescale, postscale) = (f64::from_bits(pre), f64::from_bits(post));
-    let small = matches!(agreed.dtype, DType::F16 | DType::BF16);
-    match op {
-        ReduceOp::Average => {
-            let postscale = postscale / members as f64;
-            Reduction { prescale, postscale, ..Reduction::new(agreed.dtype, ReduceOp::Sum) }
-        }
-        op => Reduction { prescale, postscale, rounds_first: small, ..Reduction::new(agreed.dtype, op) },
     }
 }
 

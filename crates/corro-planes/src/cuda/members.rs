@@ -22,24 +22,38 @@ pub(super) struct Members {
 impl Members {
     /// Zeros. All members do this together, and all have it then or none.
     pub(super) fn open(group: &mut Group, members: &[Rank], device: &Device, len: usize) -> Result<Verdict<Self>> {
+        let everyone: Vec<usize> = (0..group.size()).collect();
+        Self::open_team(group, members, device, len, &everyone)
+    }
+
+    /// The same for a part of the members, this one among them, who are numbered by their place in `team`. All members of the
+    /// group do this together, each with its own team, and all have it then or none.
+    pub(super) fn open_team(
+        group: &mut Group,
+        members: &[Rank],
+        device: &Device,
+        len: usize,
+        team: &[usize],
+    ) -> Result<Verdict<Self>> {
         let mine = match agree(group, members, allocate(device, len))? {
             Ok(mine) => mine,
             Err(why) => return Ok(Err(why)),
         };
         let (allocation, shared) = mine;
         let named = exchange(group, members, &shared, NAME_CAP)?;
-        let me = group.rank();
-        let open = |(member, shared): (usize, &SharedMemory)| -> Result<Option<Mapping>> {
-            if member == me {
+        let open = |member: &usize| -> Result<Option<Mapping>> {
+            let shared: &SharedMemory = named.get(*member).ok_or_else(|| stranger(*member))?;
+            if *member == group.rank() {
                 return Ok(None);
             }
             let mapping = Mapping::open(device, shared.handle)?;
             if mapping.span().len() < len {
-                return Err(Error::Malformed(format!("rank {} shares too little memory", members[member])));
+                return Err(Error::Malformed(format!("rank {} shares too little memory", members[*member])));
             }
             Ok(Some(mapping))
         };
-        let theirs: Result<Vec<_>> = named.iter().enumerate().map(open).collect();
+        let theirs: Result<Vec<_>> = team.iter().map(open).collect();
+        let me = team.iter().position(|member| *member == group.rank()).ok_or_else(|| stranger(group.rank()))?;
         Ok(agree(group, members, theirs)?.map(|theirs| Self { mine: allocation, theirs, me }))
     }
 
@@ -52,6 +66,11 @@ impl Members {
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, all) = (self.me, self.theirs.len());
         (1..all).map(move |distance| (me + distance) % all)
+    }
+
+    /// How many members.
+    pub(super) fn count(&self) -> usize {
+        self.theirs.len()
     }
 
     /// How many bytes each has.
@@ -74,9 +93,13 @@ impl Members {
         match self.theirs.get(member) {
             Some(Some(mapping)) => mapping.span().part(0..self.len()),
             Some(None) => Ok(self.mine()),
-            None => Err(Error::Bug(format!("there is no member {member}"))),
+            None => Err(stranger(member)),
         }
     }
+}
+
+fn stranger(member: usize) -> Error {
+    Error::Bug(format!("there is no member {member}"))
 }
 
 fn allocate(device: &Device, len: usize) -> Result<(Allocation, SharedMemory)> {

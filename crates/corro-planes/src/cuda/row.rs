@@ -9,7 +9,7 @@ use crate::facts::Facts;
 use crate::plane::{Plane, Row, Verdict, Wanted};
 
 /// As many as a kernel has room for.
-const MOST_MEMBERS: usize = 16;
+pub(super) const MOST_MEMBERS: usize = 16;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -60,6 +60,6 @@ impl Row for CudaIpc {
 }
 
 /// The GPU that this member works on: where its first tensor lies; one that brings none uses the first.
-fn home(device: Option<usize>) -> Result<Device> {
+pub(super) fn home(device: Option<usize>) -> Result<Device> {
     driver()?.device(device.unwrap_or(0))
 }
