@@ -34,6 +34,9 @@ class Output:
 def takes_gpu_memory() -> bool:
     """Whether tensors on GPUs can be handed over where they are: there is a driver and a GPU."""
 
+def nccl_version() -> int:
+    """The version of NCCL that ranks with GPUs would use; 0 if there is none, or no GPU."""
+
 def check_running() -> None:
     """Raises if the job is over."""
 

@@ -116,6 +116,12 @@ pub(crate) fn takes_gpu_memory() -> bool {
     driver().and_then(corro_cuda::Driver::device_count).is_ok_and(|count| count > 0)
 }
 
+/// The version of NCCL that ranks with GPUs would use, as a number (22809 is 2.28.9); 0 if there is none, or no GPU.
+#[pyfunction]
+pub(crate) fn nccl_version() -> u32 {
+    if takes_gpu_memory() { corro_cuda::Nccl::open(&[]).map_or(0, |nccl| nccl.version()) } else { 0 }
+}
+
 /// Raises if the job is over. After a GPU was waited for, that tells whether what it has is worth anything: when a rank is lost,
 /// GPUs that wait for it are let go on with what they have.
 #[pyfunction]

@@ -46,7 +46,7 @@ mod _native {
     #[pymodule_export]
     use crate::elastic::{host_changes, leave, set_progress};
     #[pymodule_export]
-    use crate::gpu::{check_running, register_streams, takes_gpu_memory};
+    use crate::gpu::{check_running, nccl_version, register_streams, takes_gpu_memory};
     #[pymodule_export]
     use crate::handles::{poll, wait};
     #[pymodule_export]

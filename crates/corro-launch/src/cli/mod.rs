@@ -14,6 +14,7 @@
 mod check_build;
 mod config_file;
 mod doctor;
+mod doctor_gpu;
 mod exit;
 mod flags;
 mod knobs;

@@ -161,7 +161,8 @@ impl Plane for Hierarchical {
 
     fn release(&self) -> Option<Release> {
         let (signals, link) = (Arc::clone(&self.signals), self.link.release());
-        Some(Box::new(move || link().and(signals.release())))
+        // First the stream: NCCL ends only what a stream has come to.
+        Some(Box::new(move || signals.release().and(link())))
     }
 }
 
@@ -170,8 +171,8 @@ impl Drop for Hierarchical {
         // The device may still be at the last batch. Whoever is lost writes no signals, so nobody waits for long.
         let last = self.under_way.back().map_or(Ok(()), |last| last.wait(Deadline::after(FAREWELL)));
         if last.is_err() {
-            let _ = self.link.release()();
             let _ = self.signals.release();
+            let _ = self.link.release()();
             let _ = self.tools.stream.synchronize();
         }
     }

@@ -44,7 +44,7 @@ pub(super) struct Pipeline {
 struct Travelling {
     /// What it brings; nothing if it has joined.
     from: Option<DeviceMemory>,
-    to: Option<DeviceMemory>,
+    to: DeviceMemory,
 }
 
 impl Pipeline {
@@ -93,7 +93,7 @@ impl Pipeline {
         }
         let event = self.events.take()?;
         self.up.record(&event)?;
-        let keep = travelling.iter().flat_map(|t| t.from.iter().chain(&t.to)).map(DeviceMemory::keeper).collect();
+        let keep = travelling.iter().flat_map(|t| t.from.iter().chain([&t.to])).map(DeviceMemory::keeper).collect();
         let done: Arc<dyn Done> = Arc::new(CudaDone::new(event, keep));
         let outcome = |(agreed, tensor): (&Arc<Agreed>, &mut Tensor)| {
             let after = Some(Arc::clone(&done));
@@ -105,9 +105,6 @@ impl Pipeline {
     /// Makes a place for a tensor's result.
     fn depart(&self, agreed: &Agreed, tensor: &mut Tensor) -> Result<Travelling> {
         let joined = tensor.input.is_none() && matches!(tensor.output, Output::None);
-        if joined {
-            return Ok(Travelling { from: None, to: None });
-        }
         let on_gpu = |memory: &Memory| memory.device().map(drop).ok_or_else(|| elsewhere(agreed));
         tensor.allocate(&agreed.shapes[0], agreed.dtype, on_gpu, |bytes| self.own.take(bytes).map(Memory::from))?;
         let again = |memory: &Memory| memory.device().map(DeviceMemory::again).ok_or_else(|| elsewhere(agreed));
@@ -119,7 +116,8 @@ impl Pipeline {
                 self.up.wait(ready)?;
             }
         }
-        Ok(Travelling { from: Some(from.unwrap_or_else(|| to.again())), to: Some(to) })
+        let from = if joined { None } else { Some(from.unwrap_or_else(|| to.again())) };
+        Ok(Travelling { from, to })
     }
 
     fn fetch(&mut self, slot: usize, piece: &Piece, travelling: &[Travelling]) -> Result<()> {
@@ -156,10 +154,8 @@ impl Pipeline {
     fn hand_back(&mut self, slot: usize, piece: &Piece, travelling: &[Travelling]) -> Result<()> {
         let room = self.slots.span(slot)?;
         for segment in piece {
-            if let Some(to) = &travelling[segment.tensor].to {
-                let part = to.span().part(segment.from..segment.from + segment.len)?;
-                self.up.copy(part, room.part(segment.at..segment.at + segment.len)?)?;
-            }
+            let part = travelling[segment.tensor].to.span().part(segment.from..segment.from + segment.len)?;
+            self.up.copy(part, room.part(segment.at..segment.at + segment.len)?)?;
         }
         let event = self.events.take()?;
         self.slots.end(&self.up, slot, event)
