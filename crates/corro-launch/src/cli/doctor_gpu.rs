@@ -6,7 +6,7 @@ use corro_core::Result;
 use corro_cuda::sharing::share;
 use corro_cuda::{Allocation, Device, Driver, Nccl, driver};
 
-use super::doctor::{Finding, Verdict, ask, finding};
+use super::finding::{Finding, Verdict, ask, finding};
 
 const GIB: u64 = 1 << 30;
 
@@ -24,7 +24,9 @@ pub(super) fn findings() -> Vec<Finding> {
     findings.extend(devices.first().map(mps));
     findings.push(match nccl() {
         Ok(nccl) => finding(Verdict::Fine, "NCCL", format!("{} ({})", readable(nccl.version()), nccl.found())),
-        Err(error) => finding(Verdict::Note, "NCCL", format!("not found: GPUs of several hosts go through host memory. {error}")),
+        Err(error) => {
+            finding(Verdict::Note, "NCCL", format!("not found: GPUs of several hosts go through host memory. {error}"))
+        }
     });
     findings
 }
@@ -61,7 +63,10 @@ fn peers(devices: &[Device]) -> Option<Finding> {
         (..) => Some(finding(
             Verdict::Note,
             "GPU peers",
-            format!("these do not reach each other's memory, and exchange data by NCCL or the host: {}", apart.join(", ")),
+            format!(
+                "these do not reach each other's memory, and exchange data by NCCL or the host: {}",
+                apart.join(", ")
+            ),
         )),
     }
 }
@@ -97,7 +102,8 @@ fn mps(device: &Device) -> Finding {
 /// NCCL, where ranks would find it.
 pub(super) fn nccl() -> Result<Nccl> {
     // As frameworks' own packages bring it.
-    let look = "import importlib.util as u\ns = u.find_spec('nvidia.nccl')\nprint(list(s.submodule_search_locations)[0])";
+    let look =
+        "import importlib.util as u\ns = u.find_spec('nvidia.nccl')\nprint(list(s.submodule_search_locations)[0])";
     let folder = ask("python3", &["-c", look]).map(|folder| PathBuf::from(folder).join("lib"));
     Nccl::open(&Vec::from_iter(folder))
 }

@@ -16,6 +16,7 @@ mod config_file;
 mod doctor;
 mod doctor_gpu;
 mod exit;
+mod finding;
 mod flags;
 mod knobs;
 mod program;
