@@ -1,5 +1,6 @@
 //! Planes of NVIDIA's GPUs.
 
+mod adasum;
 mod batch;
 mod done;
 mod hierarchical;

@@ -14,15 +14,17 @@
 //! The host waits for the others' hosts only, and no kernel waits: streams do, for numbers in memory ([`Signals`]). So ranks may
 //! share a GPU, with MPS or without, or have one each.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use corro_agreement::matching::Agreed;
 use corro_collectives::Group;
-use corro_core::{Error, Rank, Result};
-use corro_cuda::{Device, EventPool, Kernels, MappingCache, Piece, Span, Stream};
+use corro_core::{Error, Rank, ReduceOp, Result};
+use corro_cuda::{Device, DeviceMemory, EventPool, Kernels, MappingCache, Piece, Span, Stream};
 use smallvec::SmallVec;
 
+use super::adasum::Vectors;
 use super::batch::Batch;
 use super::done::CudaDone;
 use super::layout::{Found, LARGE, Layout, Spot, Told};
@@ -48,6 +50,9 @@ const ONE_SHOT: usize = 4 << 20;
 const MAPPINGS: usize = 1024;
 /// Events that stay for the next batches.
 const EVENTS: usize = 64;
+
+/// Something that a stream still needs.
+type Keeper = Arc<dyn Any + Send + Sync>;
 
 /// See the module.
 pub(super) struct Ipc {
@@ -130,7 +135,8 @@ impl Ipc {
         Ok(Reached { mapping, at, len })
     }
 
-    fn enqueue(&mut self, batch: &Batch<'_>, layout: &Layout, number: u32) -> Result<Vec<Reached>> {
+    /// Gives what must stay until the stream is done.
+    fn enqueue(&mut self, batch: &Batch<'_>, layout: &Layout, number: u32) -> Result<Vec<Keeper>> {
         batch.begin(&self.stream)?;
         // Two batches ago others read this half.
         self.signals.wait(&self.stream, Moment::Taken, number.wrapping_sub(2))?;
@@ -138,8 +144,11 @@ impl Ipc {
         self.signals.tell(&self.stream, Moment::Brought, number)?;
         self.signals.wait(&self.stream, Moment::Brought, number)?;
         let mut reached = Vec::new();
-        let one_shot = layout.window() * batch.members <= ONE_SHOT;
+        let mut keep = Vec::new();
+        let adasum = batch.how.op == ReduceOp::Adasum;
+        let one_shot = adasum || layout.window() * batch.members <= ONE_SHOT;
         match batch.plans[0].movement {
+            Movement::Allreduce if adasum => keep = self.adasum(batch, layout, number, &mut reached)?,
             Movement::Allreduce => self.allreduce(batch, layout, (number, one_shot), &mut reached)?,
             Movement::Reduce { .. } => self.reducescatter(batch, layout, number, &mut reached)?,
             Movement::Pulls(_) => self.pull(batch, layout, number, &mut reached)?,
@@ -153,7 +162,8 @@ impl Ipc {
             self.unpack(batch, layout, number)?;
         }
         batch.end(&self.stream)?;
-        Ok(reached)
+        keep.extend(reached.into_iter().map(|reached| reached.mapping as Keeper));
+        Ok(keep)
     }
 
     /// Puts what this member brings and others can't reach into its window.
@@ -230,6 +240,32 @@ impl Ipc {
             }
         }
         self.kernels.combine_into(&self.stream, &how, &halves, &pieces)
+    }
+
+    fn adasum(
+        &mut self,
+        batch: &Batch<'_>,
+        layout: &Layout,
+        number: u32,
+        reached: &mut Vec<Reached>,
+    ) -> Result<Vec<Keeper>> {
+        let mut vectors = Vec::with_capacity(batch.locals.len());
+        for (tensor, local) in batch.locals.iter().enumerate() {
+            self.find(batch, layout, tensor, reached)?;
+            let spans = self.spans(batch, layout, (tensor, local, number), reached)?;
+            vectors.push(Vectors::new((&self.kernels, &self.stream, &self.own), batch.how, &spans)?);
+        }
+        // A result may go where others read what this member brings.
+        if layout.reaches_tensors() {
+            self.signals.tell(&self.stream, Moment::Taken, number)?;
+            self.signals.wait(&self.stream, Moment::Taken, number)?;
+        }
+        let mut keep = Vec::with_capacity(2 * batch.locals.len());
+        for (vectors, local) in vectors.into_iter().zip(&batch.locals) {
+            let used = vectors.combine((&self.kernels, &self.stream, &self.own), local.output())?;
+            keep.extend(used.iter().map(DeviceMemory::keeper));
+        }
+        Ok(keep)
     }
 
     fn reducescatter(
@@ -334,11 +370,10 @@ impl Plane for Ipc {
             self.widen(group, members, layout.window())?;
         }
         let number = self.signals.next();
-        let reached = self.enqueue(&batch, &layout, number)?;
+        let mut keep = self.enqueue(&batch, &layout, number)?;
         let event = self.events.take()?;
         self.stream.record(&event)?;
-        let mappings = reached.into_iter().map(|reached| reached.mapping as _);
-        let keep = batch.locals.iter().flat_map(Local::keepers).chain(mappings).collect();
+        keep.extend(batch.keepers());
         let done = Arc::new(CudaDone::new(event, keep));
         self.under_way.push_back(Arc::clone(&done));
         let outcome = |(tensor, plan): (&mut Tensor, Plan)| {

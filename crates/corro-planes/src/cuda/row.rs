@@ -44,22 +44,56 @@ impl Row for CudaIpc {
         if wanted.collective == Collective::Barrier {
             return Some("nothing is to be moved".into());
         }
-        (wanted.op == Some(ReduceOp::Adasum)).then(|| "it has no Adasum".into())
+        let scattered = wanted.op == Some(ReduceOp::Adasum) && wanted.collective != Collective::Allreduce;
+        scattered.then(|| "it has no Adasum of parts".into())
     }
 
     fn open(
         &self,
         group: &mut Group,
         members: &[Rank],
-        _facts: &[Facts],
+        facts: &[Facts],
         device: Option<usize>,
     ) -> Result<Verdict<Box<dyn Plane>>> {
-        let opened = Ipc::open(group, members, home(device)?)?;
+        let device = home(device)?;
+        if group.rank() == 0 && !device.is_under_mps().unwrap_or(true) {
+            warn_of_sharing(facts);
+        }
+        let opened = Ipc::open(group, members, device)?;
         Ok(opened.map(|plane| Box::new(plane) as Box<dyn Plane>))
     }
+}
+
+/// Without MPS, processes that share a GPU take turns.
+fn warn_of_sharing(facts: &[Facts]) {
+    let shared = most_on_one(facts);
+    if shared > 1 {
+        tracing::warn!(
+            "{shared} ranks share a GPU without MPS, and take turns: collectives of small tensors take several times as long. \
+             Start MPS on the host before the job: nvidia-cuda-mps-control -d"
+        );
+    }
+}
+
+/// How many members have the GPU that most have.
+fn most_on_one(facts: &[Facts]) -> usize {
+    let of = |gpu: [u8; 16]| facts.iter().filter(|facts| facts.gpu == Some(gpu)).count();
+    facts.iter().filter_map(|facts| facts.gpu).map(of).max().unwrap_or(0)
 }
 
 /// The GPU that this member works on: where its first tensor lies; one that brings none uses the first.
 pub(super) fn home(device: Option<usize>) -> Result<Device> {
     driver()?.device(device.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_share_a_gpu_are_counted() {
+        let on = |gpu: Option<u8>| Facts { gpu: gpu.map(|number| [number; 16]), ..Facts::default() };
+        assert_eq!(most_on_one(&[on(Some(1)), on(Some(2)), on(Some(1)), on(None), on(None)]), 2);
+        assert_eq!(most_on_one(&[on(None)]), 0);
+    }
 }

@@ -68,6 +68,7 @@ pub(crate) fn every_case(kit: &mut dyn Kit, group: &mut Group) {
     bench.scaled();
     bench.fused();
     bench.adasum();
+    bench.adasum_of_different();
     bench.joined();
     bench.refused();
     bench.movers();
@@ -218,6 +219,28 @@ impl Bench<'_, '_> {
             let tensor = self.tensor(Form::Apart, &same, same.len());
             let Some(results) = self.run(&case, &[agreed], vec![tensor]) else { continue };
             assert!(model::same(dtype, &results[0], &same), "{case}");
+        }
+    }
+
+    /// Different vectors, large and small, on any number of members.
+    fn adasum_of_different(&mut self) {
+        let (me, n) = (self.me(), self.size());
+        for len in [33, 1_500_000] {
+            let vector = |member: usize| -> Vec<f64> {
+                (0..len).map(|i| ((member * 7 + i * 3) % 11) as f64 / 4.0 - 1.1).collect()
+            };
+            let bytes: Vec<u8> = vector(me).iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+            let agreed = self.agreed(allreduce(ReduceOp::Adasum), DType::F32, &[len]);
+            let tensor = self.tensor(Form::InPlace, &bytes, bytes.len());
+            let Some(results) = self.run("adasum", &[agreed], vec![tensor]) else { continue };
+            let wanted = adasum((0..n).map(vector).collect());
+            for (i, (result, wanted)) in results[0].as_chunks::<4>().0.iter().zip(wanted).enumerate() {
+                let result = f64::from(f32::from_le_bytes(*result));
+                assert!(
+                    (result - wanted).abs() < 1e-4 * (1.0 + wanted.abs()),
+                    "adasum {len} at {i}: {result} {wanted}"
+                );
+            }
         }
     }
 
@@ -412,4 +435,20 @@ impl Bench<'_, '_> {
             assert!(results[0] == want, "large alltoall {dtype}");
         }
     }
+}
+
+/// What Adasum gives, in `f64`: see `corro_collectives`. The first members pair up if they are no power of two.
+fn adasum(mut vectors: Vec<Vec<f64>>) -> Vec<f64> {
+    let combine = |a: &[f64], b: &[f64]| -> Vec<f64> {
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
+        let (of_a, of_b) = (1.0 - dot(a, b) / (2.0 * dot(a, a)), 1.0 - dot(a, b) / (2.0 * dot(b, b)));
+        a.iter().zip(b).map(|(x, y)| of_a * x + of_b * y).collect()
+    };
+    let extra = vectors.len() - (1 << vectors.len().ilog2());
+    let rest = vectors.split_off(2 * extra);
+    vectors = vectors.chunks(2).map(|pair| combine(&pair[0], &pair[1])).chain(rest).collect();
+    while vectors.len() > 1 {
+        vectors = vectors.chunks(2).map(|pair| combine(&pair[0], &pair[1])).collect();
+    }
+    vectors.remove(0)
 }
