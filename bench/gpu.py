@@ -53,7 +53,7 @@ class Contestant:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(ranks)
-        environment = {**environment, "CORRO_LOG_LEVEL": "warning"}
+        environment = {"GLOO_SOCKET_IFNAME": "lo", **environment, "CORRO_LOG_LEVEL": "warning"}
         if name in PLANES and device != "cpu":
             environment["CORRO_GPU_PLANE"] = PLANES[name]
         program = ["corro", "run", "-np", str(ranks), sys.executable, str(HERE / "gpu_rank.py")]
@@ -68,15 +68,16 @@ class Contestant:
         while len(self.lines) < self.ranks:
             ready, _, _ = select.select([self.listener], [], [], 0.2)
             if ready:
-                self.lines.append(self.listener.accept()[0].makefile("rw"))
+                line = self.listener.accept()[0]
+                self.lines.append((line, line.makefile("r"), line.makefile("w")))
             elif self.process.poll() is not None or time.monotonic() > deadline:
                 raise Hung(f"{self.name} did not start: {self.last_words()}")
         for line in self.lines:
             self.hear(line, deadline - time.monotonic())
 
     def hear(self, line, seconds: float) -> dict:
-        ready, _, _ = select.select([line], [], [], max(seconds, 0.1))
-        text = line.readline() if ready else ""
+        ready, _, _ = select.select([line[0]], [], [], max(seconds, 0.1))
+        text = line[1].readline() if ready else ""
         if not text:
             raise Hung(f"{self.name} does not answer: {self.last_words()}")
         answer = json.loads(text)
@@ -86,8 +87,8 @@ class Contestant:
 
     def ask(self, **command) -> list[dict]:
         for line in self.lines:
-            line.write(json.dumps(command) + "\n")
-            line.flush()
+            line[2].write(json.dumps(command) + "\n")
+            line[2].flush()
         deadline = time.monotonic() + ANSWER
         return [self.hear(line, deadline - time.monotonic()) for line in self.lines]
 
@@ -97,8 +98,8 @@ class Contestant:
     def end(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in self.lines:
-                line.write('{"do": "quit"}\n')
-                line.flush()
+                line[2].write('{"do": "quit"}\n')
+                line[2].flush()
         try:
             self.process.wait(15)
         except subprocess.TimeoutExpired:
@@ -285,7 +286,7 @@ def main() -> int:
     # The training and the fewest ranks first: they matter most if time runs out.
     for ranks in (int(text) for text in options.ranks.split(",")):
         for shared in modes:
-            with tempfile.TemporaryDirectory(prefix="corro-gpu-") as folder:
+            with tempfile.TemporaryDirectory(prefix="corro-gpu-", ignore_cleanup_errors=True) as folder:
                 try:
                     with mps(shared, Path(folder)) as environment:
                         if ranks == 2 and not options.no_training:
