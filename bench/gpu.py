@@ -53,7 +53,7 @@ class Contestant:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(ranks)
-        environment = {**environment, "CORRO_LOG_LEVEL": "warning"}
+        environment = {"GLOO_SOCKET_IFNAME": "lo", **environment, "CORRO_LOG_LEVEL": "warning"}
         if name in PLANES and device != "cpu":
             environment["CORRO_GPU_PLANE"] = PLANES[name]
         program = ["corro", "run", "-np", str(ranks), sys.executable, str(HERE / "gpu_rank.py")]
@@ -68,15 +68,16 @@ class Contestant:
         while len(self.lines) < self.ranks:
             ready, _, _ = select.select([self.listener], [], [], 0.2)
             if ready:
-                self.lines.append(self.listener.accept()[0].makefile("rw"))
+                line = self.listener.accept()[0]
+                self.lines.append((line, line.makefile("r"), line.makefile("w")))
             elif self.process.poll() is not None or time.monotonic() > deadline:
                 raise Hung(f"{self.name} did not start: {self.last_words()}")
         for line in self.lines:
             self.hear(line, deadline - time.monotonic())
 
     def hear(self, line, seconds: float) -> dict:
-        ready, _, _ = select.select([line], [], [], max(seconds, 0.1))
-        text = line.readline() if ready else ""
+        ready, _, _ = select.select([line[0]], [], [], max(seconds, 0.1))
+        text = line[1].readline() if ready else ""
         if not text:
             raise Hung(f"{self.name} does not answer: {self.last_words()}")
         answer = json.loads(text)
@@ -86,8 +87,8 @@ class Contestant:
 
     def ask(self, **command) -> list[dict]:
         for line in self.lines:
-            line.write(json.dumps(command) + "\n")
-            line.flush()
+            line[2].write(json.dumps(command) + "\n")
+            line[2].flush()
         deadline = time.monotonic() + ANSWER
         return [self.hear(line, deadline - time.monotonic()) for line in self.lines]
 
@@ -97,8 +98,8 @@ class Contestant:
     def end(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in self.lines:
-                line.write('{"do": "quit"}\n')
-                line.flush()
+                line[2].write('{"do": "quit"}\n')
+                line[2].flush()
         try:
             self.process.wait(15)
         except subprocess.TimeoutExpired:
@@ -131,9 +132,16 @@ class Run:
         self.allreduce: list[dict] = []
         self.training: list[dict] = []
         self.left_out: list[str] = []
+        # How many are still to come.
+        self.jobs = 0
 
     def left(self) -> float:
         return self.options.seconds - (time.monotonic() - self.begin)
+
+    def share(self) -> float:
+        """So long the next job may take, so that the others have as much."""
+        self.jobs -= 1
+        return self.left() / (self.jobs + 1)
 
     def skip(self, what: str) -> None:
         self.left_out.append(what)
@@ -180,10 +188,10 @@ class Run:
 
     def measure(self, shared: bool, ranks: int, folder: Path, environment: dict[str, str]) -> None:
         names = [*PLANES, "gloo", "nccl"] if self.options.device != "cpu" else ["corro-staged", "gloo"]
+        ends = time.monotonic() + self.share()
         with self.job(names, ranks, folder, environment) as there:
             for size in self.options.sizes:
-                # The rest needs time too.
-                if self.left() < self.options.seconds * self.options.reserved:
+                if time.monotonic() > ends:
                     self.skip(f"{ranks} ranks, {size} bytes and more, MPS {shared}: no time left")
                     break
                 self.allreduce.append(
@@ -193,14 +201,15 @@ class Run:
     def train(self, shared: bool, folder: Path, environment: dict[str, str]) -> None:
         gpu = self.options.device != "cpu"
         names = ["corro", "gloo", *(["nccl"] if gpu else [])]
+        ends = time.monotonic() + self.share()
         with self.job(names, 2, folder, environment) as there:
             for model in MODELS if gpu else MODELS[1:]:
                 found: dict[str, list[float]] = {}
                 for number in range(ROUNDS + 1):
                     for way, (name, communicates) in WAYS.items():
-                        if name not in there or self.left() < 0:
+                        if name not in there or time.monotonic() > ends:
                             continue
-                        times = 10 if number else 1
+                        times = 6 if number else 1
                         try:
                             answers = there[name].ask(do="train", model=model, communicates=communicates, times=times)
                         except Hung as why:
@@ -270,7 +279,7 @@ def size_of(text: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,4,8")
-    parser.add_argument("--sizes", default="4,4k,64k,1m,16m,64m,256m")
+    parser.add_argument("--sizes", default="4,4k,1m,16m,64m,256m")
     parser.add_argument("--mps", default="off,on")
     parser.add_argument("--seconds", type=float, default=340)
     parser.add_argument("--start", type=float, default=90, help="seconds a contestant may take to start")
@@ -279,16 +288,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
     options.sizes = [size_of(text) for text in options.sizes.split(",")]
-    options.reserved = 0.05 if options.no_training else 0.25
     run = Run(options)
     modes = [mode == "on" for mode in options.mps.split(",")] if options.device != "cpu" else [False]
-    # The training and the fewest ranks first: they matter most if time runs out.
-    for ranks in (int(text) for text in options.ranks.split(",")):
+    all_ranks = [int(text) for text in options.ranks.split(",")]
+    trains = 2 in all_ranks and not options.no_training
+    run.jobs = len(modes) * (len(all_ranks) + trains)
+    for ranks in all_ranks:
         for shared in modes:
-            with tempfile.TemporaryDirectory(prefix="corro-gpu-") as folder:
+            with tempfile.TemporaryDirectory(prefix="corro-gpu-", ignore_cleanup_errors=True) as folder:
                 try:
                     with mps(shared, Path(folder)) as environment:
-                        if ranks == 2 and not options.no_training:
+                        if ranks == 2 and trains:
                             run.train(shared, Path(folder), environment)
                         run.measure(shared, ranks, Path(folder), environment)
                 except (OSError, subprocess.SubprocessError) as why:

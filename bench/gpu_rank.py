@@ -154,7 +154,7 @@ def train(name: str, communicates: bool, times: int) -> dict:
 def main() -> None:
     line = socket.socket(socket.AF_UNIX)
     line.connect(SOCKET)
-    speak = line.makefile("rw")
+    listen, speak = line.makefile("r"), line.makefile("w")
 
     def say(**answer) -> None:
         speak.write(json.dumps(answer) + "\n")
@@ -162,7 +162,7 @@ def main() -> None:
 
     start()
     say(contestant=CONTESTANT, rank=RANK)
-    for command in speak:
+    for command in iter(listen.readline, ""):
         asked = json.loads(command)
         if asked["do"] == "quit":
             break
@@ -173,7 +173,6 @@ def main() -> None:
                 say(**train(asked["model"], asked["communicates"], asked["times"]))
         except Exception:
             say(error=traceback.format_exc(limit=-3))
-    speak.close()
     if IS_CORRO:
         hvd.shutdown()
     else:

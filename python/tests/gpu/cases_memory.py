@@ -20,7 +20,9 @@ def test_tensors_that_are_not_contiguous(dtype):
     hvd.allreduce_(part, op=hvd.Sum)
     same(whole[:, 5], wanted[:, 5])
     same(whole[:, 4], numbers(dtype, 600, 700)[:, 4])
-    same(hvd.allgather(numbers(dtype, 600, 700).to(DEVICE)[::3]), torch.cat([x[::3] for x in everyone(dtype, 600, 700)]))
+    same(
+        hvd.allgather(numbers(dtype, 600, 700).to(DEVICE)[::3]), torch.cat([x[::3] for x in everyone(dtype, 600, 700)])
+    )
 
 
 def test_tensors_that_begin_anywhere():
@@ -80,7 +82,7 @@ def test_memory_is_given_back():
 
 
 def test_expandable_segments():
-    """Memory that other processes can't map. `make gpu` runs all cases in such memory as well; here it is said whether it is."""
+    """Memory that other processes can't map. `make gpu` runs all cases in it as well; here it is made sure that it does."""
     if ON_GPU and "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
         snapshot = torch.cuda.memory_snapshot()
         torch.ones(30_000_000, device=DEVICE)

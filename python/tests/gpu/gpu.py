@@ -1,7 +1,7 @@
 """What the cases for GPUs share: where tensors lie, which numbers they hold, and how a case is run for many values.
 
-Nothing here needs more than torch: machines with GPUs have little else. `CORRO_TEST_DEVICE=cpu` runs the same cases without a
-GPU, to see whether the cases themselves are right.
+Nothing here needs more than torch: machines with GPUs have little else. `CORRO_TEST_DEVICE=cpu` runs the same cases without
+a GPU, to see whether the cases themselves are right.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def reduced(op: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
 def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     """The same numbers, to the bit, and `found` where it should be."""
     assert found.device.type == DEVICE.type, f"the result is on {found.device}"
-    assert found.dtype == wanted.dtype and found.shape == wanted.shape, (found.dtype, found.shape, wanted.shape)
+    assert found.dtype == wanted.dtype
+    assert found.shape == wanted.shape
     torch.testing.assert_close(found.cpu(), wanted.cpu(), rtol=0, atol=0)
 
 

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Runs the cases for GPUs on every rank of a job, without pytest: `corro run -np 2 python3 python/tests/gpu/run.py [WORD]...`
+"""Runs the cases for GPUs on every rank of a job, without pytest:
+
+    corro run -np 2 python3 python/tests/gpu/run.py [WORD]...
 
 Without words all cases run, else those whose names contain one of them. Rank 0 says how each ended; a case has failed if it
 has on any rank. Exits with 1 then, and where there is no GPU. See `gpu.py` for where tensors lie.
@@ -40,15 +42,15 @@ def run_case(case, arguments) -> str:
 
 def main() -> int:
     import torch
+    from gpu import DEVICE, ON_GPU, PLANE, combinations
 
     import corro.torch as hvd
-    from gpu import DEVICE, ON_GPU, PLANE, combinations
 
     if ON_GPU and not torch.cuda.is_available():
         print("python/tests/gpu: FAILED: there is no GPU here", flush=True)
         return 1
     hvd.init()
-    first = hvd.rank() == 0
+    first, ranks = hvd.rank() == 0, hvd.size()
     failed, passed, start = [], 0, time.monotonic()
     for name in MODULES:
         module = importlib.import_module(name)
@@ -72,8 +74,10 @@ def main() -> int:
         for title in failed:
             print(f"FAILED {title}")
         verdict = "FAILED" if failed or not passed else "passed"
-        where = f"{len(reasons)} ranks on {DEVICE}, plane {PLANE or 'by itself'}"
-        print(f"python/tests/gpu: {verdict}: {passed} cases right, {len(failed)} wrong, {where}, {took:.1f} s", flush=True)
+        where = f"{ranks} ranks on {DEVICE}, plane {PLANE or 'by itself'}"
+        print(
+            f"python/tests/gpu: {verdict}: {passed} cases right, {len(failed)} wrong, {where}, {took:.1f} s", flush=True
+        )
     return 1 if failed or not passed else 0
 
 
