@@ -50,7 +50,7 @@ fn what_does_nothing_is_said_once() {
     let ran = Running::start(&mut command).end();
     assert_eq!(ran.code, Some(0), "{ran:?}");
     for text in [
-        "corro run: --num-nccl-streams has no effect: Corro does not use NCCL\n",
+        "corro run: --num-nccl-streams has no effect: Corro has one stream for each process set\n",
         "corro run: --tcp has no effect on Corro",
         "corro run: HOROVOD_CYCEL_TIME is set, but Corro knows no such variable (did you mean HOROVOD_CYCLE_TIME?)\n",
         "corro run: HOROVOD_AUTOTUNE is \"ture\", which is not 1 or 0; the default is 0\n",

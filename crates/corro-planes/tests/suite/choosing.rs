@@ -7,7 +7,7 @@ use std::time::Duration;
 use corro_agreement::request::Place;
 use corro_collectives::{Collective, Group};
 use corro_core::{DType, Error, GroupId, Rank, ReduceOp, Result};
-use corro_planes::{Choice, Facts, HOST, Output, Planes, Releases, Row, Table, Tensor, Wanted, choose};
+use corro_planes::{Choice, Facts, HOST, Output, Planes, Releases, Row, Tensor, Wanted, choose};
 use corro_transport::{Fabric, Settings};
 
 use crate::support::fake::{FakeRow, read, table, upload};
@@ -132,13 +132,13 @@ fn all_members_choose_the_same_though_they_differ() {
 fn where_no_plane_serves_tensors_go_through_the_host() {
     let names = on_groups(&[0, 0, 0], |group| {
         let me = group.rank();
-        // The last one knows nothing of devices, and has joined.
-        let table = if me == 2 { Table::default() } else { table(vec![FakeRow::new("far")]) };
-        let mut planes = Planes::new(table, "here".into(), Releases::default());
+        // The last one knows no plane, and has joined: it has no tensor, and does as the others, who may cut theirs into pieces.
+        let rows: Vec<Arc<dyn Row>> = if me == 2 { vec![] } else { vec![FakeRow::new("far")] };
+        let mut planes = Planes::new(table(rows), "here".into(), Releases::default());
         let mine = if me == 2 { Tensor::default() } else { on_device() };
         sum(&mut planes, group, Place::Gpu, mine).unwrap()
     });
-    assert_eq!(names, [("staged", Some(vec![2; 4])), ("staged", Some(vec![2; 4])), (HOST, Some(vec![2; 4]))]);
+    assert!(names.iter().all(|served| *served == ("staged", Some(vec![2; 4]))), "{names:?}");
 }
 
 #[test]
