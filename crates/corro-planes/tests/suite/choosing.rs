@@ -133,7 +133,7 @@ fn where_no_plane_serves_tensors_go_through_the_host() {
     let names = on_groups(&[0, 0, 0], |group| {
         let me = group.rank();
         // The last one knows no plane, and has joined: it has no tensor, and does as the others, who may cut theirs into pieces.
-        let rows: Vec<Arc<dyn Row>> = if me == 2 { vec![] } else { vec![FakeRow::new("far")] };
+        let rows = if me == 2 { vec![] } else { vec![FakeRow::new("far")] };
         let mut planes = Planes::new(table(rows), "here".into(), Releases::default());
         let mine = if me == 2 { Tensor::default() } else { on_device() };
         sum(&mut planes, group, Place::Gpu, mine).unwrap()
