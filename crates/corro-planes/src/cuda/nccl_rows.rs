@@ -9,7 +9,7 @@ use corro_cuda::{Device, Nccl, nccl};
 use super::hierarchical::{self, Hierarchical};
 use super::nccl::{self as plane, NcclPlane};
 use super::row::{MOST_MEMBERS, home};
-use super::teams::{sharing, teams};
+use super::teams::{Hosts, sharing};
 use crate::facts::Facts;
 use crate::plane::{Plane, Row, Verdict, Wanted};
 
@@ -100,15 +100,14 @@ impl Row for CudaHierarchical {
         if let Some(why) = lacks(wanted, facts, hierarchical::NAME) {
             return Some(why);
         }
-        let teams = match teams(facts) {
-            Ok(teams) => teams,
+        let hosts = match Hosts::of(facts) {
+            Ok(hosts) => hosts,
             Err(why) => return Some(why),
         };
-        let near = teams.first().map_or(0, |teams| teams.near.len());
-        if near > MOST_MEMBERS {
-            return Some(format!("{near} members on a host are more than {MOST_MEMBERS}"));
+        if hosts.near() > MOST_MEMBERS {
+            return Some(format!("{} members on a host are more than {MOST_MEMBERS}", hosts.near()));
         }
-        teams.iter().find_map(|teams| sharing(facts, &teams.across))
+        (0..hosts.near()).find_map(|place| sharing(facts, &hosts.across(place)))
     }
 
     fn open(
@@ -118,9 +117,9 @@ impl Row for CudaHierarchical {
         facts: &[Facts],
         device: Option<usize>,
     ) -> Result<Verdict<Box<dyn Plane>>> {
-        let teams = teams(facts).map_err(Error::Bug)?;
-        let mine = teams.get(group.rank()).ok_or_else(|| Error::Bug("a member without a team".into()))?;
-        let opened = Hierarchical::open(group, members, mine, (&self.0.get()?, home(device)?))?;
+        let teams = Hosts::of(facts).map_err(Error::Bug)?.teams(group.rank());
+        let teams = teams.ok_or_else(|| Error::Bug("a member without a team".into()))?;
+        let opened = Hierarchical::open(group, members, &teams, (&self.0.get()?, home(device)?))?;
         Ok(opened.map(|plane| Box::new(plane) as Box<dyn Plane>))
     }
 }

@@ -1,6 +1,12 @@
 //! Members by host: who can reach whose memory, and who links the hosts. Pure: all members come to the same.
 
+use std::collections::BTreeMap;
+
 use crate::facts::Facts;
+
+/// Members of each host; the same number on all of them, and more than one. Hosts are in the order of their first members.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Hosts(Vec<Vec<usize>>);
 
 /// The teams of one member, as numbers of members.
 #[derive(Debug, PartialEq, Eq)]
@@ -11,45 +17,62 @@ pub(super) struct Teams {
     pub(super) across: Vec<usize>,
 }
 
-/// The teams of all members; else why there are none.
-pub(super) fn teams(facts: &[Facts]) -> Result<Vec<Teams>, String> {
-    let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
-    for (member, facts) in facts.iter().enumerate() {
-        match hosts.iter_mut().find(|(host, _)| *host == facts.host) {
-            Some((_, near)) => near.push(member),
-            None => hosts.push((&facts.host, vec![member])),
+impl Hosts {
+    /// Where these members are; else why they can't be put into teams.
+    pub(super) fn of(facts: &[Facts]) -> Result<Self, String> {
+        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
+        for (member, facts) in facts.iter().enumerate() {
+            let number = *numbers.entry(&facts.host).or_insert(hosts.len());
+            if number == hosts.len() {
+                hosts.push((&facts.host, Vec::new()));
+            }
+            hosts[number].1.push(member);
         }
+        let Some((name, first)) = hosts.first() else { return Err("there are no members".into()) };
+        if hosts.len() < 2 {
+            return Err("all members are on one host".into());
+        }
+        if let Some((host, near)) = hosts.iter().find(|(_, near)| near.len() != first.len()) {
+            return Err(format!("{} members are on {name}, and {} on {host}", first.len(), near.len()));
+        }
+        if first.len() < 2 {
+            return Err("each member is on a host of its own".into());
+        }
+        Ok(Self(hosts.into_iter().map(|(_, near)| near).collect()))
     }
-    let Some((_, first)) = hosts.first() else { return Err("there are no members".into()) };
-    if hosts.len() < 2 {
-        return Err("all members are on one host".into());
+
+    /// How many members each host has.
+    pub(super) fn near(&self) -> usize {
+        self.0.first().map_or(0, Vec::len)
     }
-    if let Some((host, near)) = hosts.iter().find(|(_, near)| near.len() != first.len()) {
-        return Err(format!("{} members are on {}, and {} on {host}", first.len(), hosts[0].0, near.len()));
+
+    /// The members with this place on every host.
+    pub(super) fn across(&self, place: usize) -> Vec<usize> {
+        self.0.iter().filter_map(|near| near.get(place).copied()).collect()
     }
-    if first.len() < 2 {
-        return Err("each member is on a host of its own".into());
-    }
-    let team = |member: usize| {
-        let (_, near) = hosts.iter().find(|(_, near)| near.contains(&member))?;
+
+    /// The teams of a member.
+    pub(super) fn teams(&self, member: usize) -> Option<Teams> {
+        let near = self.0.iter().find(|near| near.contains(&member))?;
         let place = near.iter().position(|other| *other == member)?;
-        Some(Teams { near: near.clone(), across: hosts.iter().map(|(_, near)| near[place]).collect() })
-    };
-    (0..facts.len()).map(|member| team(member).ok_or_else(|| "a member is nowhere".to_owned())).collect()
+        Some(Teams { near: near.clone(), across: self.across(place) })
+    }
 }
 
 /// Why NCCL refuses to link these members: two of them have one GPU, and NCCL takes them to be on one host.
 pub(super) fn sharing(facts: &[Facts], team: &[usize]) -> Option<String> {
     let told_apart = |a: &Facts, b: &Facts| matches!((&a.nccl_host, &b.nccl_host), (Some(a), Some(b)) if a != b);
-    for (i, a) in team.iter().enumerate() {
-        for b in &team[i + 1..] {
-            let (one, other) = (&facts[*a], &facts[*b]);
-            if one.gpu.is_some() && one.gpu == other.gpu && !told_apart(one, other) {
-                return Some(format!(
-                    "members {a} and {b} share a GPU, which NCCL refuses (a NCCL_HOSTID for each allows it)"
-                ));
-            }
+    let mut users: BTreeMap<[u8; 16], Vec<usize>> = BTreeMap::new();
+    for member in team {
+        let Some(gpu) = facts[*member].gpu else { continue };
+        let users = users.entry(gpu).or_default();
+        if let Some(other) = users.iter().find(|other| !told_apart(&facts[**other], &facts[*member])) {
+            return Some(format!(
+                "members {other} and {member} share a GPU, which NCCL refuses (a NCCL_HOSTID for each allows it)"
+            ));
         }
+        users.push(*member);
     }
     None
 }
@@ -66,16 +89,17 @@ mod tests {
     #[test]
     fn hosts_of_one_size_are_linked_place_by_place() {
         let all: Vec<Facts> = ["a", "b", "a", "b", "c", "c"].map(|host| facts(host, 0, None)).into();
-        let teams = teams(&all).unwrap();
-        assert_eq!(teams[0], Teams { near: vec![0, 2], across: vec![0, 1, 4] });
-        assert_eq!(teams[5], Teams { near: vec![4, 5], across: vec![2, 3, 5] });
+        let hosts = Hosts::of(&all).unwrap();
+        assert_eq!(hosts.teams(0), Some(Teams { near: vec![0, 2], across: vec![0, 1, 4] }));
+        assert_eq!(hosts.teams(5), Some(Teams { near: vec![4, 5], across: vec![2, 3, 5] }));
+        assert_eq!((hosts.near(), hosts.teams(6)), (2, None));
     }
 
     #[test]
     fn what_has_no_teams_says_why() {
         let why = |hosts: &[&str]| {
             let all: Vec<Facts> = hosts.iter().map(|host| facts(host, 0, None)).collect();
-            teams(&all).unwrap_err()
+            Hosts::of(&all).unwrap_err()
         };
         assert!(why(&["a", "a"]).contains("one host"));
         assert!(why(&["a", "b"]).contains("a host of its own"));
