@@ -19,9 +19,9 @@ from corro._native import run, submit, submit_group
 from corro.torch._tensors import (
     from_output,
     hold,
-    reachable,
     place,
     put_back,
+    reachable,
     rounded,
     storage,
     to_device,
@@ -150,7 +150,7 @@ def group_into_new_async(
     here = [found for tensor in tensors if tensor.is_cuda and (found := place(tensor)) is not None]
     if here and len(here) == len(tensors):
         results = [torch.empty_like(tensor) for tensor in tensors]
-        outputs = [place(result) for result in results]
+        outputs = _views(results, results)
         set_id, numbers = process_set.process_set_id, rounded(numbers, tensors[0])
         kept = ([storage(tensor) for tensor in tensors], results)
         return submit_group(kind, here, outputs, set_id, name, kept, results, None, *numbers)

@@ -36,7 +36,9 @@ def buckets(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     need none. `CORRO_OVERLAP` (0 or 1) overrules it.
     """
     on_gpu = bool(parameters) and parameters[0].is_cuda
-    enough = (GPU_BUCKET_BYTES if on_gpu else BUCKET_BYTES) if flag("OVERLAP", on_gpu or _has_idle_cores()) else math.inf
+    enough = (
+        (GPU_BUCKET_BYTES if on_gpu else BUCKET_BYTES) if flag("OVERLAP", on_gpu or _has_idle_cores()) else math.inf
+    )
     buckets: list[list[torch.Tensor]] = [[]]
     filled = 0
     # Backward makes the gradients of the last layers first.

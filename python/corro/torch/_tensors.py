@@ -45,7 +45,7 @@ def _is_reached(tensor: torch.Tensor) -> bool:
 
 
 def place(tensor: torch.Tensor) -> View | None:
-    """The `view` of a tensor that the engine can use where it is; None if that takes a copy (`reachable`). Every submit calls it."""
+    """The `view` of a tensor that the engine can use where it is; None if that takes a copy: `reachable`."""
     if tensor.is_cpu and tensor.layout is _strided and tensor.is_contiguous() and not tensor.is_neg():
         dtype = DTYPES.get(tensor.dtype)
         if dtype is not None:

@@ -88,8 +88,8 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
 
 
 def _await_gpus() -> None:
-    """What is saved must be worth it. A GPU may still be at the last collectives; if a rank is lost meanwhile, it goes on with
-    whatever it has.
+    """What is saved must be worth it. A GPU may still be at the last collectives; if a rank is lost meanwhile, it goes on
+    with whatever it has.
     """
     if basics.is_initialized() and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
