@@ -484,7 +484,11 @@ class Reducer:
             del self._in_flight[p]
         if failure is not None:
             self._start_over()
-            raise failure
+            try:
+                raise failure
+            finally:
+                # Its traceback leads to this frame, and this frame to it: a circle, and gradients would stay in it.
+                del failure
 
     def _start_over(self) -> None:
         self._finished = self._may_go_on = False

@@ -120,7 +120,7 @@ def view(home: torch.Tensor, tensor: torch.Tensor) -> View:
             f"a tensor of {home.dtype} is not supported; convert it first, for example with tensor.float()."
         )
     # Where a tensor lives, whatever memory it is handed over in: ranks whose tensors do not all live alike are told.
-    return here if home.device == tensor.device else (*here[:3], device_number(tensor))
+    return here if home.is_cuda else (*here[:3], device_number(tensor))
 
 
 def device_number(tensor: torch.Tensor) -> int:
