@@ -1,6 +1,7 @@
 //! What is to be done with a batch, on this member.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use corro_agreement::matching::Agreed;
@@ -9,9 +10,11 @@ use corro_collectives::Group;
 use corro_core::{DType, Error, Rank, ReduceOp, Result};
 use corro_cuda::{Reduction, Stream};
 
+use super::done::CudaDone;
 use super::local::Local;
 use super::movement::{Plan, brings, plan};
 use super::own_memory::OwnMemory;
+use crate::outcome::{Done, Outcome, Outcomes};
 use crate::plane::check;
 use crate::tensor::Tensor;
 
@@ -71,6 +74,25 @@ impl<'a> Batch<'a> {
     pub(super) fn keepers(&self) -> Vec<Arc<dyn Any + Send + Sync>> {
         self.locals.iter().flat_map(Local::keepers).collect()
     }
+}
+
+/// Lets go of the batches that the device has done.
+pub(super) fn forget(under_way: &mut VecDeque<Arc<CudaDone>>) -> Result<()> {
+    while let Some(oldest) = under_way.front()
+        && oldest.is_done()?
+    {
+        under_way.pop_front();
+    }
+    Ok(())
+}
+
+/// What became of tensors whose results are there when the device has `done` the batch.
+pub(super) fn outcomes(done: &Arc<CudaDone>, plans: Vec<Plan>, tensors: &mut [Tensor]) -> Outcomes {
+    let outcome = |(tensor, plan): (&mut Tensor, Plan)| {
+        let after = Some(Arc::clone(done) as Arc<dyn Done>);
+        tensor.outcome(plan.shape).map(|outcome| Outcome { after, received_splits: plan.received, ..outcome })
+    };
+    tensors.iter_mut().zip(plans).map(outcome).collect()
 }
 
 /// How elements are combined. 16-bit floats follow the arithmetic of their frameworks, which round the sum before they

@@ -25,11 +25,11 @@ use corro_core::{Deadline, Rank, ReduceOp, Result};
 use corro_cuda::{Device, EventPool, Nccl, Piece, Reduction, Span};
 use smallvec::SmallVec;
 
-use super::batch::Batch;
+use super::batch::{Batch, forget, outcomes};
 use super::done::CudaDone;
 use super::link::{Link, blame};
 use super::members::Members;
-use super::nccl::{Tools, forget, outcomes};
+use super::nccl::Tools;
 use super::signals::{Moment, Signals};
 use super::teams::Teams;
 use crate::outcome::{Done, Outcomes};

@@ -17,24 +17,25 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use corro_agreement::matching::Agreed;
 use corro_collectives::Group;
-use corro_core::{Error, Rank, ReduceOp, Result};
+use corro_core::{Deadline, Error, Rank, ReduceOp, Result};
 use corro_cuda::{Device, DeviceMemory, EventPool, Kernels, MappingCache, Piece, Span, Stream};
 use smallvec::SmallVec;
 
 use super::adasum::Vectors;
-use super::batch::Batch;
+use super::batch::{Batch, forget, outcomes};
 use super::done::CudaDone;
 use super::layout::{Found, LARGE, Layout, Spot, Told};
 use super::local::Local;
 use super::members::Members;
-use super::movement::{Movement, Plan};
+use super::movement::Movement;
 use super::own_memory::OwnMemory;
 use super::signals::{Moment, Signals};
 use crate::exchange::exchange;
-use crate::outcome::{Done, Outcome, Outcomes};
+use crate::outcome::{Done, Outcomes};
 use crate::plane::{Plane, Release, Verdict};
 use crate::tensor::Tensor;
 
@@ -50,6 +51,8 @@ const ONE_SHOT: usize = 4 << 20;
 const MAPPINGS: usize = 1024;
 /// Events that stay for the next batches.
 const EVENTS: usize = 64;
+/// How long an orderly end waits for the others.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Something that a stream still needs.
 type Keeper = Arc<dyn Any + Send + Sync>;
@@ -118,6 +121,14 @@ impl Ipc {
         let wider = Members::open(group, members, &self.device, 2 * half.next_power_of_two())?;
         self.window = wider.map_err(|why| Error::Usage(format!("no room for {half} bytes to be exchanged: {why}")))?;
         Ok(())
+    }
+
+    /// Waits until this member and all others are done with the last batch.
+    fn all_taken(&self) -> Result<()> {
+        self.signals.wait(&self.stream, Moment::Taken, self.signals.last())?;
+        let event = self.events.take()?;
+        self.stream.record(&event)?;
+        CudaDone::new(event, Vec::new()).wait(Deadline::after(FAREWELL))
     }
 
     /// A member's half of its window for this batch.
@@ -354,11 +365,7 @@ impl Plane for Ipc {
         tensors: &mut [Tensor],
         planned: bool,
     ) -> Result<Outcomes> {
-        while let Some(oldest) = self.under_way.front()
-            && oldest.is_done()?
-        {
-            self.under_way.pop_front();
-        }
+        forget(&mut self.under_way)?;
         if agreed.is_empty() {
             return Ok(SmallVec::new());
         }
@@ -376,11 +383,7 @@ impl Plane for Ipc {
         keep.extend(batch.keepers());
         let done = Arc::new(CudaDone::new(event, keep));
         self.under_way.push_back(Arc::clone(&done));
-        let outcome = |(tensor, plan): (&mut Tensor, Plan)| {
-            let after = Some(Arc::clone(&done) as Arc<dyn Done>);
-            tensor.outcome(plan.shape).map(|outcome| Outcome { after, received_splits: plan.received, ..outcome })
-        };
-        Ok(tensors.iter_mut().zip(batch.plans).map(outcome).collect())
+        Ok(outcomes(&done, batch.plans, tensors))
     }
 
     fn release(&self) -> Option<Release> {
@@ -391,8 +394,11 @@ impl Plane for Ipc {
 
 impl Drop for Ipc {
     fn drop(&mut self) {
-        // Whoever is lost writes no signals; whoever is not has written those that the stream waits for, or will not.
-        let _ = self.signals.release();
+        // After an orderly end results are still to be made, and others may still read memory of this member. Whoever is lost
+        // writes no signals, so nobody waits for long.
+        if self.all_taken().is_err() {
+            let _ = self.signals.release();
+        }
         let _ = self.stream.synchronize();
     }
 }

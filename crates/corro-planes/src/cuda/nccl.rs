@@ -23,14 +23,14 @@ use corro_core::{DType, Error, Rank, Result};
 use corro_cuda::{Allocation, Device, EventPool, Kernels, Nccl, Piece, Reduction, Span, Stream};
 use smallvec::SmallVec;
 
-use super::batch::Batch;
+use super::batch::{Batch, forget, outcomes};
 use super::done::CudaDone;
 use super::layout::LARGE;
 use super::link::{Link, blame};
 use super::movement::{Movement, Plan, Pull, gives, shares};
 use super::own_memory::OwnMemory;
 use super::packing::Packing;
-use crate::outcome::{Done, Outcome, Outcomes};
+use crate::outcome::Outcomes;
 use crate::plane::{Plane, Release, Verdict};
 use crate::tensor::Tensor;
 
@@ -354,25 +354,6 @@ impl Plane for NcclPlane {
     fn release(&self) -> Option<Release> {
         Some(self.link.release())
     }
-}
-
-/// Lets go of the batches that the device has done.
-pub(super) fn forget(under_way: &mut VecDeque<Arc<CudaDone>>) -> Result<()> {
-    while let Some(oldest) = under_way.front()
-        && oldest.is_done()?
-    {
-        under_way.pop_front();
-    }
-    Ok(())
-}
-
-/// What became of tensors whose results are there when the device has `done` the batch.
-pub(super) fn outcomes(done: &Arc<CudaDone>, plans: Vec<Plan>, tensors: &mut [Tensor]) -> Outcomes {
-    let outcome = |(tensor, plan): (&mut Tensor, Plan)| {
-        let after = Some(Arc::clone(done) as Arc<dyn Done>);
-        tensor.outcome(plan.shape).map(|outcome| Outcome { after, received_splits: plan.received, ..outcome })
-    };
-    tensors.iter_mut().zip(plans).map(outcome).collect()
 }
 
 fn pulls(plan: &Plan) -> Result<&[Pull]> {

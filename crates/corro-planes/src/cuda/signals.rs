@@ -47,6 +47,11 @@ impl Signals {
         self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
+    /// The number of the last batch; 0 if there was none.
+    pub(super) fn last(&self) -> u32 {
+        self.last.load(Ordering::Relaxed)
+    }
+
     /// Tells the others that this member's stream has come to a moment of the batch.
     pub(super) fn tell(&self, stream: &Stream, moment: Moment, batch: u32) -> Result<()> {
         for member in self.memory.others() {
