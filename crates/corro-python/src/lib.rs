@@ -18,11 +18,13 @@
 //! | `settings` | knobs that Python code asks for |
 //! | `starter` | starting jobs, for `corro.runner` |
 //! | `tensorflow` | TensorFlow's operations |
+//! | `jax` | JAX's collectives |
 
 mod departure;
 mod elastic;
 mod error;
 mod handles;
+mod jax;
 mod job;
 mod names;
 mod objects;
@@ -45,6 +47,8 @@ mod _native {
     use crate::elastic::{host_changes, leave, set_progress};
     #[pymodule_export]
     use crate::handles::{poll, wait};
+    #[pymodule_export]
+    use crate::jax::{jax_failure, jax_handler};
     #[pymodule_export]
     use crate::job::{
         add_process_set, cross_rank, cross_size, epoch, flight_record, init, is_homogeneous, is_initialized,

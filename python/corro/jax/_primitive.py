@@ -1,0 +1,272 @@
+"""The one primitive behind all collectives: how JAX traces, differentiates, batches and compiles it.
+
+It has no effect that JAX knows of: with one, every call of a compiled function would take JAX's slow path (100 us and more).
+A collective whose result nobody uses is therefore dropped, on all ranks alike. XLA is told that a call has side effects, so
+that it neither drops nor merges what is left.
+
+Parameters of the primitive:
+
+| parameter | meaning |
+| --- | --- |
+| `kind` | allreduce, reduce (an allreduce whose result only the root gets; others get zeros), broadcast, allgather, ... |
+| `name` | by which ranks find each other, or None |
+| `set_id`, `op`, `prescale`, `postscale`, `root`, `splits` | as for the engine |
+| `rows` | of each result, where that has other rows than its argument |
+| `back` | for what flows back: the splits or rows of the opposite operation |
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad, batching
+
+from corro import _native
+from corro._front.arguments import Adasum, Average, Max, Min, Product, Sum
+from corro.jax import _sites, _versions
+from corro.jax._versions import ffi
+
+_TARGET = "corro_collective"
+
+collective_p = _versions.Primitive("corro_collective")
+collective_p.multiple_results = True
+
+# Kinds whose results have the shapes of their arguments.
+_SAME_SHAPE = ("allreduce", "reduce", "broadcast", "barrier")
+
+
+def collective(
+    kind: str,
+    arrays: Sequence[Any],
+    name: str | None,
+    set_id: int,
+    op: int = Sum,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    root: int = 0,
+    splits: Sequence[int] = (),
+    rows: Sequence[int] = (),
+    back: Sequence[int] = (),
+) -> list[Any]:
+    """One call for all of the arrays."""
+    return collective_p.bind(
+        *arrays,
+        kind=kind,
+        name=name,
+        set_id=int(set_id),
+        op=int(op),
+        prescale=float(prescale),
+        postscale=float(postscale),
+        root=int(root),
+        splits=tuple(int(split) for split in splits),
+        rows=tuple(int(row) for row in rows),
+        back=tuple(int(row) for row in back),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(params: tuple[tuple[str, Any], ...]) -> Any:
+    named = dict(params)
+
+    def call(*arrays: Any) -> list[Any]:
+        return collective_p.bind(*arrays, **named)
+
+    call.__name__ = named["kind"]
+    return jax.jit(call)
+
+
+@collective_p.def_impl
+def _run(*arrays: Any, **params: Any) -> list[Any]:
+    return _compiled(tuple(sorted(params.items())))(*arrays)
+
+
+@collective_p.def_abstract_eval
+def _shapes(*avals: Any, kind: str, rows: tuple[int, ...], **_params: Any) -> list[Any]:
+    if kind in _SAME_SHAPE:
+        return [aval.update(weak_type=False) for aval in avals]
+    return [
+        aval.update(shape=(own, *aval.shape[1:]), weak_type=False) for aval, own in zip(avals, rows, strict=True)
+    ]
+
+
+# --- writing it into a program
+
+
+def _lower(ctx: Any, *arrays: Any, kind: str, name: str | None, rows: Any, back: Any, **params: Any) -> Any:
+    module = ctx.module_context
+    attributes = {
+        "kind": kind,
+        "name": _site(module, kind if len(arrays) == 1 else f"grouped_{kind}", name),
+        "set": np.int64(params["set_id"]),
+        "op": np.int64(params["op"]),
+        "prescale": np.float64(params["prescale"]),
+        "postscale": np.float64(params["postscale"]),
+        "root": np.int64(params["root"]),
+        "devices": np.int64(_local_devices(module.axis_context)),
+    }
+    if params["splits"]:
+        attributes["splits"] = np.array(params["splits"], np.int64)
+    # One call at a place: no tensor is worth a call of its own.
+    return ffi.ffi_lowering(_TARGET, has_side_effect=True)(ctx, *arrays, **attributes)
+
+
+def _site(module: Any, kind: str, name: str | None) -> str:
+    """What a use of a collective is called: no other in the same program is, and on all ranks this one is."""
+    program = module.module.operation.attributes["sym_name"].value
+    base = f"{kind}.{name}" if name else f"{kind}.{program}"
+    # JAX keeps this table for as long as it writes the program, and asks only for keys of its own.
+    counts = module.cached_primitive_lowerings.setdefault(collective_p, {})
+    count = counts[base] = counts.get(base, -1) + 1
+    return base if name and not count else f"{base}.{count}"
+
+
+def _local_devices(axis_context: Any) -> int:
+    """On how many devices of this process the program runs."""
+    mesh = getattr(axis_context, "mesh", None)
+    devices = getattr(axis_context, "device_assignment", None)
+    if devices is None and mesh is not None and hasattr(mesh, "devices"):
+        devices = mesh.devices.flat
+    if devices is None:
+        return max(getattr(axis_context, "num_devices", 1) or 1, 1)
+    return max(sum(device.process_index == jax.process_index() for device in devices), 1)
+
+
+# --- derivatives
+
+# A collective that adds, or that only moves, is linear: its tangent is the same collective of the tangents.
+
+
+def _jvp(primals: Any, tangents: Any, *, kind: str, op: int, name: str | None, **params: Any) -> Any:
+    results = collective_p.bind(*primals, kind=kind, op=op, name=name, **params)
+    moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+    outward: list[Any] = [_versions.zero_tangent(result) for result in results]
+    if not moving:
+        return results, outward
+    chosen = [tangents[i] for i in moving]
+    named = name and f"{name}.tangent"
+    if kind in ("allreduce", "reducescatter") and op not in (Sum, Average):
+        values = [primals[i] for i in moving], [results[i] for i in moving]
+        chosen = _nonlinear(chosen, *values, op, named, params)
+    else:
+        rows = tuple(params["rows"][i] for i in moving) if params["rows"] else ()
+        chosen = collective_p.bind(*chosen, kind=kind, op=op, name=named, **{**params, "rows": rows})
+    for i, tangent in zip(moving, chosen, strict=True):
+        outward[i] = tangent
+    return results, outward
+
+
+def _nonlinear(tangents: Any, inputs: Any, results: Any, op: int, name: str | None, params: Any) -> list[Any]:
+    """The tangents of a minimum, a maximum or a product over the ranks."""
+    if op == Adasum:
+        raise NotImplementedError("allreduce with op=hvd.Adasum has no derivative. Reduce gradients with it, not losses.")
+    if params["prescale"] != 1.0 or params["postscale"] != 1.0:
+        raise NotImplementedError("the derivative of a minimum, maximum or product with scale factors is not there.")
+    set_id = params["set_id"]
+
+    def add(arrays: Any, what: str) -> list[Any]:
+        return collective("allreduce", arrays, name and f"{name}.{what}", set_id)
+
+    if op in (Min, Max):
+        # Ranks that share the extreme share its tangent.
+        hits = [(x == y).astype(t.dtype) for x, y, t in zip(inputs, results, tangents, strict=True)]
+        sharers = add(hits, "sharers")
+        return add([t * h / n for t, h, n in zip(tangents, hits, sharers, strict=True)], "sum")
+    assert op == Product
+    zeros = add([(x == 0).astype(t.dtype) for x, t in zip(inputs, tangents, strict=True)], "zeros")
+    others = [jnp.where(x == 0, jnp.ones_like(x), x) for x in inputs]
+    whole = collective("allreduce", others, name and f"{name}.product", set_id, Product)
+    # The product of the other ranks' values; more zeros than this rank's own make it zero.
+    rest = [
+        jnp.where(z - (x == 0) > 0, jnp.zeros_like(x), p / o)
+        for x, z, o, p in zip(inputs, zeros, others, whole, strict=True)
+    ]
+    return add([t * r for t, r in zip(tangents, rest, strict=True)], "sum")
+
+
+def _transpose(cotangents: Any, *arguments: Any, kind: str, name: str | None, **params: Any) -> Any:
+    """What flows back: to each rank, what its values have brought to all of them."""
+    coming = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
+    backward: list[Any] = [ad.Zero(argument.aval) if ad.is_undefined_primal(argument) else None for argument in arguments]
+    if not coming:
+        return backward
+    chosen = [ad.instantiate_zeros(cotangents[i]) for i in coming]
+    shapes = [arguments[i].aval.shape for i in coming]
+    for i, value in zip(coming, _back(chosen, shapes, kind, name and f"{name}.gradient", params), strict=True):
+        backward[i] = value
+    return backward
+
+
+def _back(arrays: list[Any], shapes: list[Any], kind: str, name: str | None, params: Any) -> list[Any]:
+    set_id = params["set_id"]
+    # The factor that was first is last on the way back.
+    scales = {"prescale": params["postscale"], "postscale": params["prescale"]}
+    if kind == "allreduce":
+        return collective("allreduce", arrays, name, set_id, params["op"], **scales)
+    if kind == "barrier":
+        return collective("barrier", arrays, name, set_id)
+    if kind == "broadcast":
+        return collective("reduce", arrays, name, set_id, root=params["root"])
+    if kind == "reduce":
+        return collective("broadcast", arrays, name, set_id, root=params["root"])
+    own = [shape[0] for shape in shapes]
+    if kind == "allgather":
+        return _scattered(arrays, own, name, params)
+    if kind == "reducescatter":
+        whole = collective("allgather", arrays, name, set_id, rows=own, back=params["back"])
+        factor = params["prescale"] * params["postscale"]
+        if params["op"] == Average:
+            factor /= len(params["back"])
+        return whole if factor == 1.0 else [array * jnp.asarray(factor, array.dtype) for array in whole]
+    assert kind == "alltoall"
+    splits, received = params["splits"], params["back"]
+    sent = sum(splits) if splits else own[0]
+    returned = collective("alltoall", arrays, name, set_id, splits=received, rows=[sent] * len(arrays), back=splits)
+    return [jnp.concatenate([a, jnp.zeros((rows - sent, *a.shape[1:]), a.dtype)]) for a, rows in zip(returned, own, strict=True)]
+
+
+def _scattered(arrays: list[Any], own: list[int], name: str | None, params: Any) -> list[Any]:
+    """This rank's rows of the sum, of gradients that are whole on all ranks."""
+    rows = params["back"]
+    if len(set(rows)) <= 1:
+        return collective("reducescatter", arrays, name, params["set_id"], Sum, rows=own, back=rows)
+    whole = collective("allreduce", arrays, name, params["set_id"], Sum)
+    place = (_native.process_set(params["set_id"]) or []).index(_native.rank())
+    start = sum(rows[:place])
+    return [array[start : start + count] for array, count in zip(whole, own, strict=True)]
+
+
+# --- vmap
+
+
+def _batch(arrays: Any, dims: Any, *, kind: str, op: int, rows: Any, **params: Any) -> Any:
+    """The examples of a batch travel together. Where rows are dealt out they are the first dimension, and stay it."""
+    if op == Adasum and kind == "allreduce":
+        raise NotImplementedError("allreduce with op=hvd.Adasum under vmap would combine the batch as one vector.")
+    same = kind in _SAME_SHAPE
+    moved, places = [], []
+    for array, dim in zip(arrays, dims, strict=True):
+        if dim is batching.not_mapped or same:
+            moved.append(array)
+            places.append(dim)
+        else:
+            moved.append(jnp.moveaxis(array, dim, 1))
+            places.append(1)
+    return collective_p.bind(*moved, kind=kind, op=op, rows=rows, **params), places
+
+
+def _register() -> None:
+    ad.primitive_jvps[collective_p] = _jvp
+    ad.primitive_transposes[collective_p] = _transpose
+    batching.primitive_batchers[collective_p] = _batch
+    _versions.register_lowering(collective_p, _lower)
+    _versions.allow_in_shard_map(collective_p)
+    _sites.keep_apart(collective_p)
+    ffi.register_ffi_target(_TARGET, _native.jax_handler(_versions.future_place()), platform="cpu")
+
+
+_register()

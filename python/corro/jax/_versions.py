@@ -1,0 +1,110 @@
+"""Where JAX keeps what this front needs: it has moved from version to version. The only file that looks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend import core as extend_core
+from jax.interpreters import ad, mlir
+
+try:  # since JAX 0.5
+    from jax import ffi
+except ImportError:
+    from jax.extend import ffi  # type: ignore[no-redef]
+
+try:
+    from jax._src.core import trace_state_clean
+except ImportError:  # in case it becomes public
+    from jax.core import trace_state_clean  # type: ignore[attr-defined, no-redef]
+
+Primitive = extend_core.Primitive
+Jaxpr, ClosedJaxpr = extend_core.Jaxpr, extend_core.ClosedJaxpr
+
+__all__ = [
+    "ClosedJaxpr",
+    "Jaxpr",
+    "Primitive",
+    "allow_in_shard_map",
+    "ffi",
+    "future_place",
+    "lowering_of",
+    "primitives_with_programs",
+    "register_lowering",
+    "trace_state_clean",
+    "zero_tangent",
+]
+
+# Primitives whose parameters hold programs of their own, as they are called.
+_WITH_PROGRAMS = {
+    "checkpoint",
+    "closed_call",
+    "cond",
+    "core_call",
+    "custom_jvp_call",
+    "custom_lin",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "jit",
+    "pjit",
+    "remat",
+    "remat2",
+    "scan",
+    "shard_map",
+    "while",
+}
+
+
+def primitives_with_programs() -> list[Any]:
+    """The primitives that have programs among their parameters, and that are lowered in one way on all platforms."""
+    import jax.experimental.shard_map  # noqa: F401 # registers its primitive, where that is not done anyway
+
+    return [primitive for primitive in list(mlir._lowerings) if primitive.name in _WITH_PROGRAMS]
+
+
+def lowering_of(primitive: Any) -> Callable[..., Any]:
+    """The rule that writes a primitive into an XLA program."""
+    entry = mlir._lowerings[primitive]
+    return getattr(entry, "rule", entry)
+
+
+def register_lowering(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Has `rule` called for each use of the primitive in a program: equal uses do not share what it wrote."""
+    try:
+        mlir.register_lowering(primitive, rule, cacheable=False)
+    except TypeError:  # before JAX 0.7 nothing was shared
+        mlir.register_lowering(primitive, rule)
+
+
+def future_place() -> int | None:
+    """The place of `XLA_FFI_Future_Create` among the functions of XLA's API, by the header that comes with jaxlib."""
+    header = Path(ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
+    try:
+        fields = re.findall(r"^\s*_XLA_FFI_API_STRUCT_FIELD\((\w+)\);", header.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    names = ["XLA_FFI_Future_Create", "XLA_FFI_Future_SetAvailable", "XLA_FFI_Future_SetError"]
+    if fields[:1] != ["XLA_FFI_Error_Create"] or names[0] not in fields:
+        return None
+    place = fields.index(names[0])
+    return place if fields[place : place + 3] == names else None
+
+
+def zero_tangent(value: Any) -> Any:
+    """The tangent of something that does not change."""
+    if hasattr(ad.Zero, "from_primal_value"):
+        return ad.Zero.from_primal_value(value)
+    return ad.Zero(jax.typeof(value).to_tangent_aval())  # since JAX 0.8
+
+
+def allow_in_shard_map(primitive: Any) -> None:
+    """Before JAX 0.6, `shard_map` had to be told what a primitive does to values that are equal on all devices."""
+    if tuple(int(part) for part in jax.__version__.split(".")[:2]) >= (0, 6):
+        return
+    from jax.experimental import shard_map
+
+    shard_map.register_standard_check(primitive)
+    shard_map.register_standard_rewrite(primitive)
