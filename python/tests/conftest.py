@@ -14,6 +14,7 @@ FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 collect_ignore_glob = {
     "torch": ["*test_tensorflow*.py", "*test_keras*.py"],
     # What no framework is needed for has been tested with torch.
+    "jax": [],
     "tensorflow": ["*test_torch*.py", "*test_alone.py", "*test_rules.py", "*test_jobs.py", "*test_elastic*.py"],
 }[FRAMEWORK]
 

@@ -15,7 +15,6 @@ mod devices;
 mod ffi;
 mod run;
 
-use corro_core::Error;
 use pyo3::prelude::*;
 
 use crate::error::exception;
@@ -31,10 +30,9 @@ pub(crate) fn jax_handler(py: Python<'_>, futures: Option<usize>) -> PyResult<Py
     ffi::capsule(py, run::on_host)
 }
 
-/// Why a collective in a compiled program has failed last, as an exception; None if none has since this was asked last.
-/// XLA hands on no more than a text.
+/// Why a collective in a compiled program has failed, as an exception; None if `text`, which is all that XLA hands on, comes
+/// from something else.
 #[pyfunction]
-pub(crate) fn jax_failure(py: Python<'_>) -> Option<PyErr> {
-    let error: Error = run::last_failure()?;
-    Some(exception(py, &error))
+pub(crate) fn jax_failure(py: Python<'_>, text: &str) -> Option<PyErr> {
+    run::failure_behind(text).map(|error| exception(py, &error))
 }

@@ -12,7 +12,7 @@ Parameters of the primitive:
 | `name` | by which ranks find each other, or None |
 | `set_id`, `op`, `prescale`, `postscale`, `root`, `splits` | as for the engine |
 | `rows` | of each result, where that has other rows than its argument |
-| `back` | for what flows back: the splits or rows of the opposite operation |
+| `back` | for what flows back through each array: how many rows it has of (or for) each rank |
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from corro import _native
-from corro._front.arguments import Adasum, Average, Max, Min, Product, Sum
-from corro.jax import _sites, _versions
+from corro._front.arguments import Adasum, Average, Max, Min, Product, Sum, rows_per_rank
+from corro.jax import _constants, _sites, _versions
 from corro.jax._versions import ffi
 
 _TARGET = "corro_collective"
@@ -51,7 +51,7 @@ def collective(
     root: int = 0,
     splits: Sequence[int] = (),
     rows: Sequence[int] = (),
-    back: Sequence[int] = (),
+    back: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
     """One call for all of the arrays."""
     return collective_p.bind(
@@ -65,7 +65,7 @@ def collective(
         root=int(root),
         splits=tuple(int(split) for split in splits),
         rows=tuple(int(row) for row in rows),
-        back=tuple(int(row) for row in back),
+        back=tuple(tuple(int(row) for row in each) for each in back),
     )
 
 
@@ -153,8 +153,8 @@ def _jvp(primals: Any, tangents: Any, *, kind: str, op: int, name: str | None, *
         values = [primals[i] for i in moving], [results[i] for i in moving]
         chosen = _nonlinear(chosen, *values, op, named, params)
     else:
-        rows = tuple(params["rows"][i] for i in moving) if params["rows"] else ()
-        chosen = collective_p.bind(*chosen, kind=kind, op=op, name=named, **{**params, "rows": rows})
+        own = {key: tuple(params[key][i] for i in moving) if params[key] else () for key in ("rows", "back")}
+        chosen = collective_p.bind(*chosen, kind=kind, op=op, name=named, **{**params, **own})
     for i, tangent in zip(moving, chosen, strict=True):
         outward[i] = tangent
     return results, outward
@@ -195,6 +195,7 @@ def _transpose(cotangents: Any, *arguments: Any, kind: str, name: str | None, **
     if not coming:
         return backward
     chosen = [ad.instantiate_zeros(cotangents[i]) for i in coming]
+    params["back"] = tuple(params["back"][i] for i in coming) if params["back"] else ()
     shapes = [arguments[i].aval.shape for i in coming]
     for i, value in zip(coming, _back(chosen, shapes, kind, name and f"{name}.gradient", params), strict=True):
         backward[i] = value
@@ -214,30 +215,31 @@ def _back(arrays: list[Any], shapes: list[Any], kind: str, name: str | None, par
     if kind == "reduce":
         return collective("broadcast", arrays, name, set_id, root=params["root"])
     own = [shape[0] for shape in shapes]
+    back = params["back"]
     if kind == "allgather":
         return _scattered(arrays, own, name, params)
     if kind == "reducescatter":
-        whole = collective("allgather", arrays, name, set_id, rows=own, back=params["back"])
+        whole = collective("allgather", arrays, name, set_id, rows=own, back=back)
         factor = params["prescale"] * params["postscale"]
         if params["op"] == Average:
-            factor /= len(params["back"])
+            factor /= len(back[0])
         return whole if factor == 1.0 else [array * jnp.asarray(factor, array.dtype) for array in whole]
     assert kind == "alltoall"
-    splits, received = params["splits"], params["back"]
-    sent = sum(splits) if splits else own[0]
-    returned = collective("alltoall", arrays, name, set_id, splits=received, rows=[sent] * len(arrays), back=splits)
-    return [jnp.concatenate([a, jnp.zeros((rows - sent, *a.shape[1:]), a.dtype)]) for a, rows in zip(returned, own, strict=True)]
+    sent = params["splits"] or tuple(rows // len(each) for rows, each in zip(own, back, strict=True) for _ in each)
+    (returned,) = collective("alltoall", arrays, name, set_id, splits=back[0], rows=[sum(sent)], back=[sent])
+    return [returned]
 
 
 def _scattered(arrays: list[Any], own: list[int], name: str | None, params: Any) -> list[Any]:
     """This rank's rows of the sum, of gradients that are whole on all ranks."""
-    rows = params["back"]
-    if len(set(rows)) <= 1:
-        return collective("reducescatter", arrays, name, params["set_id"], Sum, rows=own, back=rows)
-    whole = collective("allreduce", arrays, name, params["set_id"], Sum)
-    place = (_native.process_set(params["set_id"]) or []).index(_native.rank())
-    start = sum(rows[:place])
-    return [array[start : start + count] for array, count in zip(whole, own, strict=True)]
+    back, set_id = params["back"], params["set_id"]
+    if all(list(each) == rows_per_rank(sum(each), len(each)) for each in back):
+        return collective("reducescatter", arrays, name, set_id, Sum, rows=own, back=back)
+    whole = collective("allreduce", arrays, name, set_id, Sum)
+    _constants.used("which rows of an allgather are this rank's")
+    place = (_native.process_set(set_id) or []).index(_native.rank())
+    starts = [sum(each[:place]) for each in back]
+    return [array[start : start + rows] for array, start, rows in zip(whole, starts, own, strict=True)]
 
 
 # --- vmap
@@ -250,7 +252,7 @@ def _batch(arrays: Any, dims: Any, *, kind: str, op: int, rows: Any, **params: A
     same = kind in _SAME_SHAPE
     moved, places = [], []
     for array, dim in zip(arrays, dims, strict=True):
-        if dim is batching.not_mapped or same:
+        if dim is None or same:
             moved.append(array)
             places.append(dim)
         else:

@@ -58,6 +58,16 @@ impl Wanted {
         self.kind == "barrier"
     }
 
+    /// An error of the engine, with a word about what is particular here: the shapes of results are constants.
+    pub(super) fn explained(&self, error: Error) -> Error {
+        match error {
+            Error::Mismatch(text) if text.starts_with("Mismatched output size") => Error::Mismatch(format!(
+                "{text}. Compiled code has a fixed shape for it: that of equally many rows from each rank. Say how many                  rows each brings (hvd.allgather(x, rows=[...]), hvd.alltoall(x, splits=..., received_splits=...)), or call                  it outside of jit. If the number of ranks has changed since, compile the function anew"
+            )),
+            error => error,
+        }
+    }
+
     fn kind(&self) -> Result<Kind> {
         let (prescale, postscale) = (self.prescale.to_bits(), self.postscale.to_bits());
         Ok(match self.kind.as_str() {

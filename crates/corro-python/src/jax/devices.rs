@@ -80,7 +80,7 @@ fn together(engine: &Engine, wanted: Wanted, mut all: Vec<(Tensors, Waiting)>) {
     };
     let engine = engine.clone();
     when_done(tickets, move |result| {
-        let result = result.and_then(|()| finish(&engine, &wanted, &tensors));
+        let result = finish(&engine, &wanted, &tensors, result);
         for (others, waiting) in all {
             waiting.end(result.clone().and_then(|()| others.copy_from(&tensors)));
         }

@@ -7,6 +7,7 @@
 
 #![expect(unsafe_code, reason = "XLA's C interface")]
 
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,11 +26,14 @@ const INVALID_ARGUMENT: c_int = 3;
 const FAILED_PRECONDITION: c_int = 9;
 const INTERNAL: c_int = 13;
 
-/// Why a call has failed last.
-static LAST: Mutex<Option<Error>> = Mutex::new(None);
+/// Why calls have failed, the last ones.
+static FAILURES: Mutex<VecDeque<Error>> = Mutex::new(VecDeque::new());
+const REMEMBERED: usize = 64;
 
-pub(super) fn last_failure() -> Option<Error> {
-    LAST.lock().unwrap_or_else(PoisonError::into_inner).take()
+/// The failure whose text is part of this one.
+pub(super) fn failure_behind(text: &str) -> Option<Error> {
+    let failures = FAILURES.lock().unwrap_or_else(PoisonError::into_inner);
+    failures.iter().find(|error| text.contains(&error.to_string())).cloned()
 }
 
 /// An error as XLA is told.
@@ -42,7 +46,9 @@ fn told(error: Error) -> (c_int, String) {
         _ => UNKNOWN,
     };
     let text = error.to_string();
-    *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    let mut failures = FAILURES.lock().unwrap_or_else(PoisonError::into_inner);
+    failures.truncate(REMEMBERED - 1);
+    failures.push_front(error);
     (code, text)
 }
 
@@ -89,14 +95,14 @@ unsafe fn execute(xla: Xla, frame: *mut CallFrame) -> Result<()> {
     if !tickets.iter().all(Ticket::has_ended) {
         // SAFETY: as above.
         if let Some(future) = unsafe { xla.promise(frame) } {
-            when_done(tickets, move |result| end(future, result.and_then(|()| finish(&engine, &wanted, &tensors))));
+            when_done(tickets, move |result| end(future, finish(&engine, &wanted, &tensors, result)));
             return Ok(());
         }
     }
     // All of a group, also after a failure: nothing may touch the buffers afterwards.
     let outcomes: Vec<_> = tickets.into_iter().map(Ticket::wait).collect();
-    outcomes.into_iter().collect::<Result<Vec<Outcome>>>()?;
-    finish(&engine, &wanted, &tensors)
+    let result = outcomes.into_iter().collect::<Result<Vec<Outcome>>>().map(drop);
+    finish(&engine, &wanted, &tensors, result)
 }
 
 /// Hands a call's tensors to the engine.
@@ -113,8 +119,9 @@ pub(super) fn submit(engine: &Engine, wanted: &Wanted, tensors: &Tensors) -> Res
     }
 }
 
-/// What is left to do when the engine has done its part.
-pub(super) fn finish(engine: &Engine, wanted: &Wanted, tensors: &Tensors) -> Result<()> {
+/// What is left to do when the engine has done its part, with this result.
+pub(super) fn finish(engine: &Engine, wanted: &Wanted, tensors: &Tensors, result: Result<()>) -> Result<()> {
+    result.map_err(|error| wanted.explained(error))?;
     if wanted.is_for_root() && usize::try_from(wanted.root) != Ok(engine.rank().index()) {
         return tensors.clear();
     }
