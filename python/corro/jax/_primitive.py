@@ -87,6 +87,12 @@ def _run(*arrays: Any, **params: Any) -> list[Any]:
 
 @collective_p.def_abstract_eval
 def _shapes(*avals: Any, kind: str, rows: tuple[int, ...], **_params: Any) -> list[Any]:
+    for aval in avals:
+        if getattr(aval, "vma", None):
+            raise ValueError(
+                f"{kind} in a shard_map needs values that are the same on all devices of this process, but these differ along "
+                f"{sorted(aval.vma)}: reduce them there first, with jax.lax.psum or jax.lax.pmean."
+            )
     if kind in _SAME_SHAPE:
         return [aval.update(weak_type=False) for aval in avals]
     return [
@@ -111,8 +117,10 @@ def _lower(ctx: Any, *arrays: Any, kind: str, name: str | None, rows: Any, back:
     }
     if params["splits"]:
         attributes["splits"] = np.array(params["splits"], np.int64)
-    # One call at a place: no tensor is worth a call of its own.
-    return ffi.ffi_lowering(_TARGET, has_side_effect=True)(ctx, *arrays, **attributes)
+    # On several devices each makes the call, with all values. XLA wants no side effects of what all devices do; names are
+    # enough there to keep calls from being merged.
+    alone = _devices(module.axis_context) == 1
+    return ffi.ffi_lowering(_TARGET, has_side_effect=alone)(ctx, *arrays, **attributes)
 
 
 def _site(module: Any, kind: str, name: str | None) -> str:
@@ -125,6 +133,12 @@ def _site(module: Any, kind: str, name: str | None) -> str:
     return base if name and not count else f"{base}.{count}"
 
 
+def _devices(axis_context: Any) -> int:
+    """On how many devices the program runs, those of other processes included (`jax.distributed`)."""
+    mesh = getattr(axis_context, "mesh", None)
+    return max(getattr(axis_context, "num_devices", None) or getattr(mesh, "size", 1), 1)
+
+
 def _local_devices(axis_context: Any) -> int:
     """On how many devices of this process the program runs."""
     mesh = getattr(axis_context, "mesh", None)
@@ -132,7 +146,7 @@ def _local_devices(axis_context: Any) -> int:
     if devices is None and mesh is not None and hasattr(mesh, "devices"):
         devices = mesh.devices.flat
     if devices is None:
-        return max(getattr(axis_context, "num_devices", 1) or 1, 1)
+        return _devices(axis_context)
     return max(sum(device.process_index == jax.process_index() for device in devices), 1)
 
 

@@ -468,6 +468,10 @@ def test_several_devices_of_this_process():
     )
     for _ in range(5):
         same(jax.jit(manual)(sharded), everyone.sum())
+    if hasattr(jax, "shard_map"):
+        varying = shard_map(hvd.allreduce, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d"))
+        with pytest.raises(ValueError, match=r"jax\.lax\.psum"):
+            jax.jit(varying)(sharded)
 
 
 def test_two_threads_with_programs_of_their_own():
