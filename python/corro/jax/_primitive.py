@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.interpreters import ad, batching
 
 from corro import _native
@@ -105,22 +104,13 @@ def _shapes(*avals: Any, kind: str, rows: tuple[int, ...], **_params: Any) -> li
 
 def _lower(ctx: Any, *arrays: Any, kind: str, name: str | None, rows: Any, back: Any, **params: Any) -> Any:
     module = ctx.module_context
-    attributes = {
-        "kind": kind,
-        "name": _site(module, kind if len(arrays) == 1 else f"grouped_{kind}", name),
-        "set": np.int64(params["set_id"]),
-        "op": np.int64(params["op"]),
-        "prescale": np.float64(params["prescale"]),
-        "postscale": np.float64(params["postscale"]),
-        "root": np.int64(params["root"]),
-        "devices": np.int64(_local_devices(module.axis_context)),
-    }
-    if params["splits"]:
-        attributes["splits"] = np.array(params["splits"], np.int64)
+    fields = [kind, *(params[key] for key in ("set_id", "op", "prescale", "postscale", "root"))]
+    fields += [_local_devices(module.axis_context), ",".join(map(str, params["splits"]))]
+    fields += [_site(module, kind if len(arrays) == 1 else f"grouped_{kind}", name)]
     # On several devices each makes the call, with all values. XLA wants no side effects of what all devices do; names are
     # enough there to keep calls from being merged.
     alone = _devices(module.axis_context) == 1
-    return ffi.ffi_lowering(_TARGET, has_side_effect=alone)(ctx, *arrays, **attributes)
+    return _versions.foreign_call(_TARGET, ctx, arrays, ";".join(map(str, fields)), has_side_effect=alone)
 
 
 def _site(module: Any, kind: str, name: str | None) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as extend_core
 from jax.interpreters import ad, mlir
 
@@ -21,6 +22,8 @@ try:
 except ImportError:  # in case it becomes public
     from jax.core import trace_state_clean  # type: ignore[attr-defined, no-redef]
 
+_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
+
 Primitive = extend_core.Primitive
 Jaxpr, ClosedJaxpr = extend_core.Jaxpr, extend_core.ClosedJaxpr
 
@@ -30,6 +33,7 @@ __all__ = [
     "Primitive",
     "allow_in_shard_map",
     "ffi",
+    "foreign_call",
     "future_place",
     "lowering_of",
     "primitives_with_programs",
@@ -93,6 +97,18 @@ def future_place() -> int | None:
     return place if fields[place : place + 3] == names else None
 
 
+def foreign_call(target: str, ctx: Any, arrays: Sequence[Any], call: str, has_side_effect: bool) -> Any:
+    """Writes a call into a program. What it is to do is one text."""
+    if _VERSION >= (0, 8):
+        return ffi.ffi_lowering(target, has_side_effect=has_side_effect)(ctx, *arrays, call=call)
+    # The compiler for CPUs reads attributes as what they are not, in calls of what a product of matrices has gone into,
+    # and ends the process. So the text is an argument, the first.
+    text = np.frombuffer(call.encode(), np.uint8)
+    spelled = ctx.replace(avals_in=[jax.core.ShapedArray(text.shape, text.dtype), *ctx.avals_in])
+    words = mlir.ir_constant(text)
+    return ffi.ffi_lowering(target, has_side_effect=has_side_effect)(spelled, words, *arrays)
+
+
 def zero_tangent(value: Any) -> Any:
     """The tangent of something that does not change."""
     if hasattr(ad.Zero, "from_primal_value"):
@@ -102,7 +118,7 @@ def zero_tangent(value: Any) -> Any:
 
 def allow_in_shard_map(primitive: Any) -> None:
     """Before JAX 0.6, `shard_map` had to be told what a primitive does to values that are equal on all devices."""
-    if tuple(int(part) for part in jax.__version__.split(".")[:2]) >= (0, 6):
+    if _VERSION >= (0, 6):
         return
     from jax.experimental import shard_map
 

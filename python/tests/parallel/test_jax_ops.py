@@ -28,7 +28,13 @@ def count(kind="allreduce"):
 
 def names_in(function, *args):
     """What the collectives of a compiled function are called."""
-    return re.findall(r'name = "((?:grouped_)?(?:all|reduce|broadcast|barrier)[^"]*)"', jax.jit(function).lower(*args).as_text())
+    text = jax.jit(function).lower(*args).as_text()
+    written = re.findall(r'call = "[^"]*;([^";]+)"', text)
+    # Versions of JAX that spell the call out have it as a constant.
+    for constant in re.findall(r'dense<(?:"0x([0-9A-F]+)"|\[([\d, ]+)\])> : tensor<\d+xui8>', text):
+        code = bytes.fromhex(constant[0]) if constant[0] else bytes(map(int, constant[1].split(", ")))
+        written.append(code.decode().split(";")[-1])
+    return written
 
 
 def same(result, wanted, **tolerance):

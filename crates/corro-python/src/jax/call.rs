@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
 use corro_engine::{Device, Kind, Output, Submission};
 
-use super::ffi::{ARRAY, Array, Attributes, Buffers, CallFrame, F64, RawBuffer, S64, SCALAR, STRING, Scalar, Span};
+use super::ffi::{Attributes, Buffers, CallFrame, RawBuffer, STRING, Span, U8};
 
 /// What a program asks for. All of it is constant in a compiled program; none of it depends on how many ranks there are.
 pub(super) struct Wanted {
@@ -28,23 +28,36 @@ impl Wanted {
     /// # Safety
     /// The frame is that of a call which is to be executed.
     pub(super) unsafe fn read(frame: *const CallFrame) -> Result<Self> {
-        // SAFETY: the frame has attributes.
-        let attributes = Named(unsafe { &(*frame).attributes });
-        let number = |name| attributes.number(name).ok_or_else(|| missing(name));
-        let factor = |name| attributes.factor(name).ok_or_else(|| missing(name));
-        let text = |name| attributes.text(name).ok_or_else(|| missing(name));
-        let set = number("set")?;
-        let unknown = || Error::Usage(format!("process set {set} does not exist, or has not been registered"));
+        // SAFETY: as above.
+        let text = match unsafe { written(&(*frame).attributes) } {
+            Some(text) => String::from_utf8_lossy(text),
+            // SAFETY: as above.
+            None => unsafe { String::from_utf8_lossy(spelled_out(&(*frame).arguments)) },
+        };
+        Self::parse(&text)
+    }
+
+    /// From `kind;set;op;prescale;postscale;root;devices;split,split,...;name`.
+    fn parse(text: &str) -> Result<Self> {
+        let wrong = || Error::Bug(format!("a call from XLA with the text {text:?}"));
+        let mut fields = text.splitn(9, ';');
+        let mut next = || fields.next().ok_or_else(wrong);
+        let number = |text: &str| text.parse::<i64>().map_err(|_| wrong());
+        let factor = |text: &str| text.parse::<f64>().map_err(|_| wrong());
         Ok(Self {
-            kind: text("kind")?,
-            name: text("name")?,
-            set: u32::try_from(set).map_err(|_| unknown())?,
-            op: number("op")?,
-            prescale: factor("prescale")?,
-            postscale: factor("postscale")?,
-            root: number("root")?,
-            splits: attributes.numbers("splits").into_iter().filter_map(|n| usize::try_from(n).ok()).collect(),
-            devices: usize::try_from(number("devices")?).unwrap_or(1),
+            kind: next()?.to_owned(),
+            set: next()?.parse().map_err(|_| wrong())?,
+            op: number(next()?)?,
+            prescale: factor(next()?)?,
+            postscale: factor(next()?)?,
+            root: number(next()?)?,
+            devices: next()?.parse().map_err(|_| wrong())?,
+            splits: next()?
+                .split(',')
+                .filter(|split| !split.is_empty())
+                .map(|split| split.parse().map_err(|_| wrong()))
+                .collect::<Result<_>>()?,
+            name: next()?.to_owned(),
         })
     }
 
@@ -129,10 +142,6 @@ impl Wanted {
     }
 }
 
-fn missing(name: &str) -> Error {
-    Error::Bug(format!("a call without the attribute {name}"))
-}
-
 /// A buffer of a call. XLA keeps it until the call has ended.
 pub(super) struct Tensor {
     dtype: c_int,
@@ -153,7 +162,11 @@ impl Tensors {
     /// The frame is that of a call which is to be executed.
     pub(super) unsafe fn read(frame: *const CallFrame) -> Result<Self> {
         // SAFETY: as above.
-        let (inputs, outputs) = unsafe { (tensors(&(*frame).arguments)?, tensors(&(*frame).results)?) };
+        let (mut inputs, outputs) = unsafe { (tensors(&(*frame).arguments)?, tensors(&(*frame).results)?) };
+        if inputs.len() == outputs.len() + 1 {
+            // What the call is in words: `Wanted` has read it.
+            inputs.remove(0);
+        }
         if inputs.len() != outputs.len() {
             return Err(Error::Bug(format!("a call with {} arguments and {} results", inputs.len(), outputs.len())));
         }
@@ -258,63 +271,34 @@ fn element_size(number: c_int) -> Option<usize> {
     engine_dtype(number, false).map(|(dtype, parts)| dtype.size() * parts)
 }
 
-/// Attributes by name.
-struct Named<'a>(&'a Attributes);
-
-impl Named<'_> {
-    /// The attribute of this name, if it is of this kind.
-    fn find(&self, name: &str, kind: c_int) -> Option<*const c_void> {
-        let count = usize::try_from(self.0.count).unwrap_or(0);
-        (0..count).find_map(|i| {
-            // SAFETY: there are as many attributes as it says.
-            unsafe {
-                let found = &**self.0.names.add(i);
-                (bytes(found) == name.as_bytes() && *self.0.types.add(i) == kind).then(|| *self.0.values.add(i))
-            }
+/// The call in words: its one attribute. None where there is none.
+///
+/// # Safety
+/// These are the attributes of a call which is to be executed.
+unsafe fn written(attributes: &Attributes) -> Option<&[u8]> {
+    // SAFETY: as above; attributes of this kind are texts.
+    unsafe {
+        let is_text = attributes.count == 1 && *attributes.types == STRING;
+        is_text.then(|| &*(*attributes.values).cast::<Span>()).filter(|span| span.len > 0).map(|span| {
+            std::slice::from_raw_parts(span.at, span.len)
         })
-    }
-
-    fn text(&self, name: &str) -> Option<String> {
-        let value = self.find(name, STRING)?.cast::<Span>();
-        // SAFETY: attributes of this kind are texts.
-        Some(String::from_utf8_lossy(unsafe { bytes(&*value) }).into_owned())
-    }
-
-    fn scalar(&self, name: &str, dtype: c_int) -> Option<*const c_void> {
-        // SAFETY: attributes of this kind are scalars.
-        let scalar = unsafe { &*self.find(name, SCALAR)?.cast::<Scalar>() };
-        (scalar.dtype == dtype).then_some(scalar.value)
-    }
-
-    fn number(&self, name: &str) -> Option<i64> {
-        // SAFETY: the type was compared.
-        self.scalar(name, S64).map(|value| unsafe { value.cast::<i64>().read_unaligned() })
-    }
-
-    fn factor(&self, name: &str) -> Option<f64> {
-        // SAFETY: the type was compared.
-        self.scalar(name, F64).map(|value| unsafe { value.cast::<f64>().read_unaligned() })
-    }
-
-    fn numbers(&self, name: &str) -> Vec<i64> {
-        let Some(array) = self.find(name, ARRAY) else { return Vec::new() };
-        // SAFETY: attributes of this kind are arrays, with as many numbers as they say.
-        unsafe {
-            let array = &*array.cast::<Array>();
-            if array.dtype != S64 || array.len == 0 {
-                return Vec::new();
-            }
-            (0..array.len).map(|i| array.data.cast::<i64>().add(i).read_unaligned()).collect()
-        }
     }
 }
 
+/// The same as an argument, the first: some versions of XLA for CPUs can't have attributes in programs that multiply matrices.
+///
 /// # Safety
-/// The span is XLA's.
-unsafe fn bytes(span: &Span) -> &[u8] {
-    if span.len == 0 {
-        return &[];
+/// These are the arguments of a call which is to be executed, and which has no attributes.
+unsafe fn spelled_out(arguments: &Buffers) -> &[u8] {
+    // SAFETY: `_primitive.py` has put a vector of bytes there.
+    unsafe {
+        if arguments.count < 1 {
+            return &[];
+        }
+        let first: &RawBuffer = &**arguments.buffers;
+        if first.rank != 1 || first.dtype != U8 {
+            return &[];
+        }
+        std::slice::from_raw_parts(first.data.cast(), usize::try_from(*first.dims).unwrap_or(0))
     }
-    // SAFETY: as above.
-    unsafe { std::slice::from_raw_parts(span.at, span.len) }
 }

@@ -13,11 +13,8 @@ use pyo3::prelude::*;
 
 pub(super) const EXECUTE: c_int = 3;
 pub(super) const STRING: c_int = 4;
-pub(super) const SCALAR: c_int = 3;
-pub(super) const ARRAY: c_int = 1;
-/// Numbers of attributes, in XLA's numbering of element types.
-pub(super) const S64: c_int = 5;
-pub(super) const F64: c_int = 12;
+/// Bytes, in XLA's numbering of element types.
+pub(super) const U8: c_int = 6;
 
 const METADATA: c_int = 1;
 /// The version of the interface that this is written for; XLA takes older handlers.
@@ -73,19 +70,6 @@ pub(super) struct Span {
     pub(super) len: usize,
 }
 
-#[repr(C)]
-pub(super) struct Scalar {
-    pub(super) dtype: c_int,
-    pub(super) value: *const c_void,
-}
-
-#[repr(C)]
-pub(super) struct Array {
-    pub(super) dtype: c_int,
-    pub(super) len: usize,
-    pub(super) data: *const c_void,
-}
-
 /// Arguments, or results.
 #[repr(C)]
 pub(super) struct Buffers {
@@ -102,7 +86,7 @@ pub(super) struct Attributes {
     extensions: *mut Extension,
     pub(super) count: i64,
     pub(super) types: *const c_int,
-    pub(super) names: *const *const Span,
+    names: *const *const Span,
     pub(super) values: *const *const c_void,
 }
 
