@@ -11,11 +11,13 @@ os.environ.setdefault("CORRO_FLIGHT_RECORD_DIR", RECORDS.name)
 
 FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 
+# What no framework is needed for is tested with torch.
+WITHOUT_FRAMEWORK = ["*test_alone.py", "*test_rules.py", "*/test_jobs.py", "*test_elastic*.py"]
+
 collect_ignore_glob = {
-    "torch": ["*test_tensorflow*.py", "*test_keras*.py"],
-    # What no framework is needed for has been tested with torch.
-    "jax": [],
-    "tensorflow": ["*test_torch*.py", "*test_alone.py", "*test_rules.py", "*test_jobs.py", "*test_elastic*.py"],
+    "torch": ["*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py"],
+    "tensorflow": ["*test_torch*.py", "*test_jax*.py", *WITHOUT_FRAMEWORK],
+    "jax": ["*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", *WITHOUT_FRAMEWORK],
 }[FRAMEWORK]
 
 

@@ -117,8 +117,32 @@ class TensorFlowGraphFront(TensorFlowFront):
     graph = True
 
 
+class JaxFront:
+    """JAX, outside of any trace."""
+
+    name = "jax"
+    has = ()
+    empty_groups = False
+    dtypes = ("uint8", "int8", "uint16", "int16", "int32", "uint32", "float16", "bfloat16", "float32")
+
+    def __init__(self) -> None:
+        import jax.numpy as jnp
+
+        import corro.jax as hvd
+
+        self.hvd: Any = hvd
+        self.jnp: Any = jnp
+
+    def tensor(self, values: Any, dtype: str = "float32") -> Any:
+        return self.jnp.asarray(np.asarray(values), dtype)
+
+    def array(self, tensor: Any) -> Any:
+        return np.asarray(tensor.astype("float32") if tensor.dtype == "bfloat16" else tensor)
+
+
 # Which framework's tests run is said by scripts/python_test: their environments are different.
 FRONTS = {
     "torch": (NumpyFront, TorchFront),
     "tensorflow": (TensorFlowFront, TensorFlowGraphFront),
+    "jax": (JaxFront,),
 }[os.environ.get("CORRO_TEST_FRAMEWORK", "torch")]
