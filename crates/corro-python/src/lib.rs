@@ -15,6 +15,7 @@
 //! | `objects` | proofs that Python objects come from a rank as it sent them |
 //! | `handles` | operations in flight |
 //! | `output` | results in memory that the engine has allocated |
+//! | `large_pages` | large tensors in fresh memory |
 //! | `settings` | knobs that Python code asks for |
 //! | `starter` | starting jobs, for `corro.runner` |
 //! | `tensorflow` | TensorFlow's operations |
@@ -26,6 +27,7 @@ mod error;
 mod handles;
 mod jax;
 mod job;
+mod large_pages;
 mod names;
 mod objects;
 mod ops;

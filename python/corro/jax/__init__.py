@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    import jax as _jax
+    import jax as _jax  # noqa: F401
 except ImportError as error:
     raise ImportError(
         "corro.jax needs JAX 0.4.35 or newer, which is not installed here. Install it with `pip install jax`. "
@@ -28,10 +28,12 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
+from corro._front.basics import before_leaving as _before_leaving
 from corro._front.basics import before_waiting as _before_waiting
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro.jax import data, elastic
 from corro.jax._constants import cross_rank, cross_size, local_rank, local_size, rank, size
+from corro.jax._eager import finish as _finish
 from corro.jax.compression import Compression
 from corro.jax.functions import (
     allgather_object,
@@ -62,8 +64,10 @@ from corro.jax.mpi_ops import (
 )
 from corro.jax.optimizer import DistributedOptimizer
 
+# JAX runs behind the program: what this rank has begun, the others wait for.
+_before_leaving(_finish)
 # A spare of an elastic job has time while it waits for its place; afterwards the others wait for it.
-_before_waiting(lambda: _jax.block_until_ready(_jax.numpy.zeros(1) + 1) and None)
+_before_waiting(_finish)
 
 __all__ = [
     "Adasum",

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from corro import _native
 from corro._errors import UnregisteredProcessSet
@@ -57,6 +58,15 @@ def failures_translated() -> Iterator[None]:
 def failure_of(error: BaseException) -> BaseException | None:
     """What a collective has failed with, if that is why compiled code has."""
     return _native.jax_failure(str(error))
+
+
+def finish() -> None:
+    """Waits for all that this thread has had JAX do: a device does what it is given in order."""
+    for device in jax.local_devices():
+        try:
+            jax.block_until_ready(jax.device_put(jnp.zeros(1), device) + 1)
+        except jax.errors.JaxRuntimeError:
+            return  # whoever looks at the results is told why
 
 
 def translated(function: Callable[P, R]) -> Callable[P, R]:

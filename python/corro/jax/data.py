@@ -40,11 +40,13 @@ def indices(
     shuffle: bool = True,
     seed: int = 0,
     process_set: ProcessSet = global_process_set,
+    skip: int = 0,
 ) -> Sequence[int]:
     """Which of `length` samples are this rank's in an epoch, in the order in which to take them. All get equally many.
 
     The order of each epoch is another one, the same on all ranks. If the samples can't be dealt out evenly, some of them are
-    dealt twice.
+    dealt twice. `skip` says how many all ranks together have done of this epoch: when an elastic job goes on with other
+    ranks, those deal out the rest.
 
     Example:
         >>> mine = hvd.data.indices(5, epoch=1)
@@ -52,7 +54,7 @@ def indices(
         [0, 1, 2, 3, 4]
     """
     place, count = _place(process_set)
-    return share(Order(length, shuffle).left(seed + epoch, 0), place, count, pad=True)
+    return share(Order(length, shuffle).left(seed + epoch, skip), place, count, pad=True)
 
 
 def shard_options(drop_remainder: bool = True, process_set: ProcessSet = global_process_set) -> Any:

@@ -7,6 +7,8 @@ use std::ffi::{c_int, c_void};
 use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
 use corro_engine::{Device, Kind, Output, Submission};
 
+use crate::large_pages;
+
 use super::ffi::{Attributes, Buffers, CallFrame, RawBuffer, STRING, Span, U8};
 
 /// What a program asks for. All of it is constant in a compiled program; none of it depends on how many ranks there are.
@@ -126,6 +128,8 @@ impl Wanted {
             let shape = Shape(shape);
             let bytes = shape.bytes(dtype)?;
             let room = output.elements()?.saturating_mul(parts * dtype.size());
+            // XLA takes large results from the system, and gives them back.
+            large_pages::want(output.at.cast(), room);
             let name = if count == 1 { self.name.clone() } else { format!("{}_{}of{count}", self.name, i + 1) };
             Ok(Submission {
                 set: self.set,
@@ -219,7 +223,8 @@ impl Tensor {
     }
 
     fn whole(&self) -> Result<Buffer> {
-        let size = element_size(self.dtype).ok_or_else(|| Error::Bug(format!("XLA's type {} is unknown", self.dtype)))?;
+        let size =
+            element_size(self.dtype).ok_or_else(|| Error::Bug(format!("XLA's type {} is unknown", self.dtype)))?;
         Ok(self.memory(self.elements()?.saturating_mul(size)))
     }
 }
@@ -279,9 +284,10 @@ unsafe fn written(attributes: &Attributes) -> Option<&[u8]> {
     // SAFETY: as above; attributes of this kind are texts.
     unsafe {
         let is_text = attributes.count == 1 && *attributes.types == STRING;
-        is_text.then(|| &*(*attributes.values).cast::<Span>()).filter(|span| span.len > 0).map(|span| {
-            std::slice::from_raw_parts(span.at, span.len)
-        })
+        is_text
+            .then(|| &*(*attributes.values).cast::<Span>())
+            .filter(|span| span.len > 0)
+            .map(|span| std::slice::from_raw_parts(span.at, span.len))
     }
 }
 

@@ -228,12 +228,7 @@ impl Xla {
 fn of(future: *mut RawFuture) -> OfFuture {
     // Functions that have no error in their arguments know a shorter structure, and look at the size only to compare it
     // with theirs: at least.
-    OfFuture {
-        size: size_of::<OfFuture>(),
-        extensions: std::ptr::null_mut(),
-        future,
-        error: std::ptr::null_mut(),
-    }
+    OfFuture { size: size_of::<OfFuture>(), extensions: std::ptr::null_mut(), future, error: std::ptr::null_mut() }
 }
 
 /// A call that has not ended. To be ended once: XLA waits for it.
