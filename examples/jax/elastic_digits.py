@@ -24,7 +24,9 @@ import corro.jax as hvd
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--batch-size", type=int, default=16, help="of each rank: it is a constant of the compiled step")
+    parser.add_argument(
+        "--batch-size", type=int, default=16, help="of each rank: it is a constant of the compiled step"
+    )
     parser.add_argument("--lr", type=float, default=2e-3)
     options = parser.parse_args()
 

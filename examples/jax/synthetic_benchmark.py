@@ -65,7 +65,10 @@ def main() -> None:
     median = statistics.median(times[options.warmup :])
     rate = hvd.allreduce(jnp.float32(options.batch_size / median), op=hvd.Sum, name="rate")
     if hvd.rank() == 0:
-        print(f"ranks {hvd.size()}   median iteration {median * 1e3:.1f} ms   {float(rate):,.1f} images/s in all", flush=True)
+        print(
+            f"ranks {hvd.size()}   median iteration {median * 1e3:.1f} ms   {float(rate):,.1f} images/s in all",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from corro import _native
-from corro._errors import UnregisteredProcessSet
+from corro._errors import HorovodInternalError, UnregisteredProcessSet
 from corro._front.process_sets import ProcessSet
 from corro.jax import _primitive
 from corro.jax._versions import trace_state_clean
@@ -24,7 +24,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def collective(kind: str, arrays: Sequence[Any], name: str | None, process_set: ProcessSet, **options: Any) -> list[Any]:
+def collective(
+    kind: str, arrays: Sequence[Any], name: str | None, process_set: ProcessSet, **options: Any
+) -> list[Any]:
     """One call for all of the arrays: part of the program that is being traced, or done at once."""
     if not arrays:
         return []
@@ -48,7 +50,10 @@ def failures_translated() -> Iterator[None]:
     """Raises what a collective has failed with, in place of what JAX makes of it."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except HorovodInternalError:
+        raise
+    except Exception as error:
+        # JAX raises its own class, or where it takes a short way a plain `ValueError`.
         behind = failure_of(error)
         if behind is None:
             raise
@@ -65,7 +70,7 @@ def finish() -> None:
     for device in jax.local_devices():
         try:
             jax.block_until_ready(jax.device_put(jnp.zeros(1), device) + 1)
-        except jax.errors.JaxRuntimeError:
+        except Exception:
             return  # whoever looks at the results is told why
 
 

@@ -87,16 +87,14 @@ def _run(*arrays: Any, **params: Any) -> list[Any]:
 @collective_p.def_abstract_eval
 def _shapes(*avals: Any, kind: str, rows: tuple[int, ...], **_params: Any) -> list[Any]:
     for aval in avals:
-        if getattr(aval, "vma", None):
+        if axes := _versions.differs_along(aval):
             raise ValueError(
                 f"{kind} in a shard_map needs values that are the same on all devices of this process, but these differ along "
-                f"{sorted(aval.vma)}: reduce them there first, with jax.lax.psum or jax.lax.pmean."
+                f"{sorted(axes)}: reduce them there first, with jax.lax.psum or jax.lax.pmean."
             )
     if kind in _SAME_SHAPE:
         return [aval.update(weak_type=False) for aval in avals]
-    return [
-        aval.update(shape=(own, *aval.shape[1:]), weak_type=False) for aval, own in zip(avals, rows, strict=True)
-    ]
+    return [aval.update(shape=(own, *aval.shape[1:]), weak_type=False) for aval, own in zip(avals, rows, strict=True)]
 
 
 # --- writing it into a program
@@ -167,7 +165,9 @@ def _jvp(primals: Any, tangents: Any, *, kind: str, op: int, name: str | None, *
 def _nonlinear(tangents: Any, inputs: Any, results: Any, op: int, name: str | None, params: Any) -> list[Any]:
     """The tangents of a minimum, a maximum or a product over the ranks."""
     if op == Adasum:
-        raise NotImplementedError("allreduce with op=hvd.Adasum has no derivative. Reduce gradients with it, not losses.")
+        raise NotImplementedError(
+            "allreduce with op=hvd.Adasum has no derivative. Reduce gradients with it, not losses."
+        )
     if params["prescale"] != 1.0 or params["postscale"] != 1.0:
         raise NotImplementedError("the derivative of a minimum, maximum or product with scale factors is not there.")
     set_id = params["set_id"]
@@ -195,7 +195,9 @@ def _nonlinear(tangents: Any, inputs: Any, results: Any, op: int, name: str | No
 def _transpose(cotangents: Any, *arguments: Any, kind: str, name: str | None, **params: Any) -> Any:
     """What flows back: to each rank, what its values have brought to all of them."""
     coming = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
-    backward: list[Any] = [ad.Zero(argument.aval) if ad.is_undefined_primal(argument) else None for argument in arguments]
+    backward: list[Any] = [
+        ad.Zero(argument.aval) if ad.is_undefined_primal(argument) else None for argument in arguments
+    ]
     if not coming:
         return backward
     chosen = [ad.instantiate_zeros(cotangents[i]) for i in coming]

@@ -32,6 +32,7 @@ __all__ = [
     "Jaxpr",
     "Primitive",
     "allow_in_shard_map",
+    "differs_along",
     "ffi",
     "foreign_call",
     "future_place",
@@ -95,6 +96,12 @@ def future_place() -> int | None:
         return None
     place = fields.index(names[0])
     return place if fields[place : place + 3] == names else None
+
+
+def differs_along(aval: Any) -> frozenset[Any]:
+    """The axes of a `shard_map` along which a value is not the same on all devices, where JAX knows."""
+    axes = getattr(aval, "manual_axis_type", None)  # since JAX 0.10
+    return getattr(aval, "vma", frozenset()) if axes is None else axes.varying
 
 
 def foreign_call(target: str, ctx: Any, arrays: Sequence[Any], call: str, has_side_effect: bool) -> Any:

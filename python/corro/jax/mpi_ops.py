@@ -109,7 +109,9 @@ def _check_reducible(array: Any, op: int) -> None:
     dtype = array.dtype
     if jnp.issubdtype(dtype, jnp.complexfloating):
         if op not in (Sum, Average):
-            raise TypeError(f"{dtype} numbers have no {arguments.OP_NAMES[op]}: allreduce takes Sum and Average of them.")
+            raise TypeError(
+                f"{dtype} numbers have no {arguments.OP_NAMES[op]}: allreduce takes Sum and Average of them."
+            )
         return
     if dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
@@ -193,7 +195,9 @@ def _from_numpy(like: Any, array: Any) -> Any:
     return jax.device_put(array, next(iter(like.devices())))
 
 
-def _gathered_in_program(leaves: list[Any], name: Any, process_set: ProcessSet, rows: Sequence[int] | None) -> list[Any]:
+def _gathered_in_program(
+    leaves: list[Any], name: Any, process_set: ProcessSet, rows: Sequence[int] | None
+) -> list[Any]:
     size = arguments.set_size(process_set)
     _constants.used("the number of ranks that an allgather gathers from")
     if rows is not None and len(rows) != size:
@@ -353,4 +357,3 @@ def join() -> int:
     if not trace_state_clean():
         raise ValueError("hvd.join cannot be compiled: call it outside of jit, after the last batch.")
     return _native.join()
-

@@ -16,7 +16,6 @@ from corro import _native
 MODES = pytest.mark.parametrize("mode", ["eager", "jit"])
 
 
-
 def runs(mode, function, *args):
     return function(*args) if mode == "eager" else jax.jit(function)(*args)
 
@@ -38,7 +37,9 @@ def names_in(function, *args):
 
 
 def same(result, wanted, **tolerance):
-    np.testing.assert_allclose(np.asarray(result, np.float64), np.asarray(wanted, np.float64), **{"rtol": 1e-5, **tolerance})
+    np.testing.assert_allclose(
+        np.asarray(result, np.float64), np.asarray(wanted, np.float64), **{"rtol": 1e-5, **tolerance}
+    )
 
 
 # --- values
@@ -288,7 +289,10 @@ def test_vmap(mode):
     before = count()
     same(runs(mode, jax.vmap(lambda x: hvd.allreduce(x, op=hvd.Sum)), batch), total)
     assert count() - before == 1
-    same(runs(mode, jax.vmap(lambda x: hvd.allreduce(x, op=hvd.Sum), in_axes=2, out_axes=1), batch), np.moveaxis(total, 2, 1))
+    same(
+        runs(mode, jax.vmap(lambda x: hvd.allreduce(x, op=hvd.Sum), in_axes=2, out_axes=1), batch),
+        np.moveaxis(total, 2, 1),
+    )
     gathered = jax.jit(jax.vmap(hvd.allgather, in_axes=1))(batch)
     wanted = np.concatenate([np.moveaxis(np.arange(24.0).reshape(2, 3, 4) + r, 1, 0) for r in range(n)], axis=1)
     same(gathered, wanted)

@@ -10,7 +10,9 @@ import corro.jax as hvd
 
 
 def same(result, wanted, **tolerance):
-    np.testing.assert_allclose(np.asarray(result, np.float64), np.asarray(wanted, np.float64), **{"rtol": 1e-5, **tolerance})
+    np.testing.assert_allclose(
+        np.asarray(result, np.float64), np.asarray(wanted, np.float64), **{"rtol": 1e-5, **tolerance}
+    )
 
 
 def whole_data():
@@ -55,7 +57,9 @@ def test_value_and_grad_is_that_of_all_data():
         same(gradients["b"], wanted["b"], rtol=1e-4)
         same(transform(hvd.grad(loss))(params, mine(x), mine(y))["w"], wanted["w"], rtol=1e-4)
     with_aux = lambda p, x, y: (loss(p, x, y), {"n": 7})  # noqa: E731
-    (value, aux), gradients = jax.jit(hvd.value_and_grad(with_aux, has_aux=True, average_value=True))(params, mine(x), mine(y))
+    (value, aux), gradients = jax.jit(hvd.value_and_grad(with_aux, has_aux=True, average_value=True))(
+        params, mine(x), mine(y)
+    )
     same(value, loss(params, x, y), rtol=1e-4)
     assert aux["n"] == 7
     gradients, aux = hvd.grad(with_aux, has_aux=True)(params, mine(x), mine(y))
@@ -102,7 +106,10 @@ def test_an_optimizer_does_what_one_process_would(options):
 def test_several_passes_make_one_step(average, compiled):
     me, n = hvd.rank(), hvd.size()
     optimizer = hvd.DistributedOptimizer(
-        optax.sgd(1.0), name=f"passes{average}{compiled}", backward_passes_per_step=3, average_aggregated_gradients=average
+        optax.sgd(1.0),
+        name=f"passes{average}{compiled}",
+        backward_passes_per_step=3,
+        average_aggregated_gradients=average,
     )
     update = jax.jit(optimizer.update) if compiled else optimizer.update
     params = {"w": jnp.zeros(2)}
@@ -136,7 +143,13 @@ def test_what_does_not_go_together_is_refused():
 def test_parameters_from_the_root():
     root = hvd.size() - 1
     key = jax.random.key(hvd.rank())
-    params = {"w": jnp.full((2, 2), hvd.rank()), "f": jax.nn.relu, "key": key, "none": None, "n": np.arange(3) * hvd.rank()}
+    params = {
+        "w": jnp.full((2, 2), hvd.rank()),
+        "f": jax.nn.relu,
+        "key": key,
+        "none": None,
+        "n": np.arange(3) * hvd.rank(),
+    }
     got = hvd.broadcast_parameters(params, root_rank=root)
     same(got["w"], np.full((2, 2), root))
     same(got["n"], np.arange(3) * root)
@@ -218,7 +231,9 @@ def test_flax_linen_and_nnx():
     assert new
     values = [float(hvd.average_metrics(step(network, optimizer, mine(x), mine(y)))) for _ in range(20)]
     assert values[-1] < values[0] / 5
-    kernels = hvd.allgather_object(np.asarray(network.kernel[...] if hasattr(network.kernel, "__getitem__") else network.kernel.value).tolist())
+    kernels = hvd.allgather_object(
+        np.asarray(network.kernel[...] if hasattr(network.kernel, "__getitem__") else network.kernel.value).tolist()
+    )
     assert kernels == [kernels[0]] * hvd.size()
 
 
