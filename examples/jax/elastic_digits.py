@@ -2,8 +2,8 @@
 
     corro run -np 4 --min-np 2 python examples/jax/elastic_digits.py
 
-Kill a rank (`kill -9`) while it trains: the others go on at once, with the step that they have compiled. The steps that make it
-elastic are marked.
+Kill a rank (`kill -9`) while it trains: the others go on at once, with the step that they have compiled. The steps that
+make it elastic are marked.
 """
 
 from __future__ import annotations

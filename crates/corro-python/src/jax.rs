@@ -7,13 +7,15 @@
 //! | --- | --- |
 //! | [`ffi`] | XLA's structures, errors and futures |
 //! | [`call`] | one call of the handler: what it asks for, and its buffers |
-//! | [`run`] | from a call to submissions, and to the end of the call |
+//! | [`run`] | the handler |
 //! | [`devices`] | a program that runs on several devices of this process at once |
+//! | [`work`] | what is done with a call: from it to submissions, and to its end |
 
 mod call;
 mod devices;
 mod ffi;
 mod run;
+mod work;
 
 use pyo3::prelude::*;
 
@@ -34,5 +36,5 @@ pub(crate) fn jax_handler(py: Python<'_>, futures: Option<usize>) -> PyResult<Py
 /// from something else.
 #[pyfunction]
 pub(crate) fn jax_failure(py: Python<'_>, text: &str) -> Option<PyErr> {
-    run::failure_behind(text).map(|error| exception(py, &error))
+    work::failure_behind(text).map(|error| exception(py, &error))
 }

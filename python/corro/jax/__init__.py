@@ -10,6 +10,8 @@ except ImportError as error:
         f"({error})"
     ) from error
 
+from corro._front.basics import before_leaving as _before_leaving
+from corro._front.basics import before_waiting as _before_waiting
 from corro._front.basics import (
     ccl_built,
     cuda_built,
@@ -28,8 +30,6 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
-from corro._front.basics import before_leaving as _before_leaving
-from corro._front.basics import before_waiting as _before_waiting
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro.jax import data, elastic
 from corro.jax._constants import cross_rank, cross_size, local_rank, local_size, rank, size

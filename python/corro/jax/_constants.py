@@ -1,7 +1,7 @@
 """What compiled programs hold that is true only as long as the ranks are who they are.
 
-Most of them hold nothing of the kind: an average, a broadcast or a group of gradients is the same program for any number of ranks.
-But the shape of what an allgather gives depends on how many there are, and so does all that a program makes of
+Most of them hold nothing of the kind: an average, a broadcast or a group of gradients is the same program for any number of
+ranks. But the shape of what an allgather gives depends on how many there are, and so does all that a program makes of
 `hvd.size()` and `hvd.rank()`. When an elastic job changes, JAX is to forget what it has compiled if any of that was traced.
 """
 

@@ -1,7 +1,7 @@
 """Running collectives, and what they fail with.
 
-Outside of any trace a collective is waited for, and fails with the exception that all fronts raise. In compiled code it fails
-with JAX's: XLA hands on a text. `failure_of` finds what was behind it.
+Outside of any trace a collective is waited for, and fails with the exception that all fronts raise. In compiled code it
+fails with JAX's: XLA hands on a text. `failure_of` finds what was behind it.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def _shapes(*avals: Any, kind: str, rows: tuple[int, ...], **_params: Any) -> li
     for aval in avals:
         if axes := _versions.differs_along(aval):
             raise ValueError(
-                f"{kind} in a shard_map needs values that are the same on all devices of this process, but these differ along "
-                f"{sorted(axes)}: reduce them there first, with jax.lax.psum or jax.lax.pmean."
+                f"{kind} in a shard_map needs values that are the same on all devices of this process, but these differ "
+                f"along {sorted(axes)}: reduce them there first, with jax.lax.psum or jax.lax.pmean."
             )
     if kind in _SAME_SHAPE:
         return [aval.update(weak_type=False) for aval in avals]
@@ -124,7 +124,8 @@ def _site(module: Any, kind: str, name: str | None) -> str:
 def _devices(axis_context: Any) -> int:
     """On how many devices the program runs, those of other processes included (`jax.distributed`)."""
     mesh = getattr(axis_context, "mesh", None)
-    return max(getattr(axis_context, "num_devices", None) or getattr(mesh, "size", 1), 1)
+    count: int = getattr(axis_context, "num_devices", None) or getattr(mesh, "size", None) or 1
+    return count
 
 
 def _local_devices(axis_context: Any) -> int:
@@ -212,14 +213,9 @@ def _back(arrays: list[Any], shapes: list[Any], kind: str, name: str | None, par
     set_id = params["set_id"]
     # The factor that was first is last on the way back.
     scales = {"prescale": params["postscale"], "postscale": params["prescale"]}
-    if kind == "allreduce":
-        return collective("allreduce", arrays, name, set_id, params["op"], **scales)
-    if kind == "barrier":
-        return collective("barrier", arrays, name, set_id)
-    if kind == "broadcast":
-        return collective("reduce", arrays, name, set_id, root=params["root"])
-    if kind == "reduce":
-        return collective("broadcast", arrays, name, set_id, root=params["root"])
+    if kind in _SAME_SHAPE:
+        opposite = {"broadcast": "reduce", "reduce": "broadcast"}.get(kind, kind)
+        return collective(opposite, arrays, name, set_id, params["op"], root=params["root"], **scales)
     own = [shape[0] for shape in shapes]
     back = params["back"]
     if kind == "allgather":

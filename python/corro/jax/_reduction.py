@@ -46,8 +46,13 @@ class Reduction:
 
     def _reduced(self, leaves: list[Any], name: str) -> list[Any]:
         factor = self.gradient_predivide_factor
-        scales = {"prescale_factor": 1.0 / factor, "postscale_factor": factor} if factor != 1.0 else {}
-        options = {"name": name, "op": self.op, "compression": self.compression, "process_set": self.process_set}
+        scales: dict[str, Any] = {"prescale_factor": 1.0 / factor, "postscale_factor": factor} if factor != 1.0 else {}
+        options: dict[str, Any] = {
+            "name": name,
+            "op": self.op,
+            "compression": self.compression,
+            "process_set": self.process_set,
+        }
         return allreduce(leaves, **options, **scales)
 
     def _groups(self, moving: list[int], gradients: Any) -> list[list[int]]:

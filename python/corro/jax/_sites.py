@@ -2,8 +2,8 @@
 
 A jitted function that a program calls twice is traced once, and XLA runs the two calls in any order where neither needs the
 other's result. If their collectives had one name, ranks could pair the first of one with the second of another, and nobody
-would notice. So programs inside a program are not shared if they hold collectives: each use is written out by itself, and the
-collectives are counted as they are written (`_primitive`). All ranks write the same program, so they count alike.
+would notice. So programs inside a program are not shared if they hold collectives: each use is written out by itself, and
+the collectives are counted as they are written (`_primitive`). All ranks write the same program, so they count alike.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from jax.interpreters import ad, mlir
 try:  # since JAX 0.5
     from jax import ffi
 except ImportError:
-    from jax.extend import ffi  # type: ignore[no-redef]
+    from jax.extend import ffi  # type: ignore[attr-defined, no-redef]
 
 try:
     from jax._src.core import trace_state_clean
@@ -72,7 +72,7 @@ def primitives_with_programs() -> list[Any]:
 
 def lowering_of(primitive: Any) -> Callable[..., Any]:
     """The rule that writes a primitive into an XLA program."""
-    entry = mlir._lowerings[primitive]
+    entry: Any = mlir._lowerings[primitive]
     return getattr(entry, "rule", entry)
 
 
@@ -127,7 +127,8 @@ def allow_in_shard_map(primitive: Any) -> None:
     """Before JAX 0.6, `shard_map` had to be told what a primitive does to values that are equal on all devices."""
     if _VERSION >= (0, 6):
         return
-    from jax.experimental import shard_map
+    import jax.experimental.shard_map
 
+    shard_map: Any = jax.experimental.shard_map
     shard_map.register_standard_check(primitive)
     shard_map.register_standard_rewrite(primitive)

@@ -51,8 +51,8 @@ def _restart() -> None:
 class JaxState(ObjectState):
     """Pytrees of arrays and plain values, as attributes: parameters, optimizer state, keys, epoch, batch.
 
-    `commit()` copies the arrays, so that a step may have its arguments donated, and looks whether hosts have changed; `restore()` goes
-    back to the last commit; `sync()` takes over what rank 0 has.
+    `commit()` copies the arrays, so that a step may have its arguments donated, and looks whether hosts have changed;
+    `restore()` goes back to the last commit; `sync()` takes over what rank 0 has.
 
     Example:
         >>> state = hvd.elastic.JaxState(params={"w": jnp.ones(2)}, epoch=0)
@@ -95,7 +95,7 @@ class _Place:
 
 
 def _from_root(tree: Any) -> Any:
-    """What rank 0 has: the arrays by one broadcast, everything else as an object. A rank that is new need not have the same."""
+    """What rank 0 has: the arrays by one broadcast, everything else as an object."""
     arrays: list[Any] = []
 
     def take(found: list[Any]) -> list[Any]:

@@ -29,8 +29,8 @@ def broadcast_parameters(
 ) -> Tree:
     """The parameters of rank `root_rank`, on every rank, so that all start from the same weights.
 
-    `params` is any pytree: Flax's variables or NNX's state, an Equinox model, Haiku's dictionaries. Leaves that are not arrays
-    stay as they are. All arrays travel in one call.
+    `params` is any pytree: Flax's variables or NNX's state, an Equinox model, Haiku's dictionaries. Leaves that are not
+    arrays stay as they are. All arrays travel in one call.
 
     Example:
         >>> params = {"w": jnp.full((2,), hvd.rank()), "activation": jax.nn.relu}

@@ -64,8 +64,8 @@ def allreduce(
 ) -> Tree:
     """The average over all ranks, or what `op` asks for: `Sum`, `Min`, `Max`, `Product`, `Adasum`.
 
-    `tensor` is an array or a pytree of arrays, which then travel together. Values are multiplied by `prescale_factor` before and
-    by `postscale_factor` after. Differentiable, but for Adasum.
+    `tensor` is an array or a pytree of arrays, which then travel together. Values are multiplied by `prescale_factor` before
+    and by `postscale_factor` after. Differentiable, but for Adasum.
 
     Example:
         >>> hvd.allreduce(jnp.arange(3.0) * hvd.rank(), op=hvd.Sum)
@@ -231,8 +231,8 @@ def alltoall(
 ) -> Any:
     """Sends a block of rows to each rank, and gives what all ranks sent here, in rank order. Differentiable.
 
-    `splits` says how many rows go to each rank; then the result is a pair: the rows, and how many came from each rank. Without
-    it all ranks get equally many. In compiled code shapes are constants, so there `received_splits` must say what
+    `splits` says how many rows go to each rank; then the result is a pair: the rows, and how many came from each rank.
+    Without it all ranks get equally many. In compiled code shapes are constants, so there `received_splits` must say what
     comes, if there are `splits`.
 
     Example:
@@ -339,7 +339,8 @@ def barrier(tree: Tree = None, process_set: ProcessSet = global_process_set) -> 
     leaves, structure = _leaves(tree)
     if not leaves:
         raise ValueError(
-            "in compiled code say x = hvd.barrier(x): a barrier that gives nothing is before and after nothing, and is dropped."
+            "in compiled code say x = hvd.barrier(x): a barrier that gives nothing is before and after nothing, and "
+            "is dropped."
         )
     return jax.tree_util.tree_unflatten(structure, collective("barrier", leaves, None, process_set))
 

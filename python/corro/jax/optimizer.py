@@ -41,8 +41,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """An optax transformation that reduces the gradients over all ranks before `optimizer` sees them.
 
     All leaves travel in one call, or in as many as `groups` says; it may also list the names of leaves that
-    belong together, as `jax.tree_util.keystr` writes them. `op` is Average, Sum or Adasum, with which every rank takes its own
-    step and the steps are combined. With `backward_passes_per_step` gradients of so many calls of `update` are added up
+    belong together, as `jax.tree_util.keystr` writes them. `op` is Average, Sum or Adasum, with which every rank takes its
+    own step and the steps are combined. With `backward_passes_per_step` gradients of so many calls of `update` are added up
     (`average_aggregated_gradients`: averaged) before they are reduced; in between the updates are zero.
 
     Ranks must make the same calls of `update`. Give different names to two optimizers of one program.

@@ -172,12 +172,12 @@ def test_metrics():
 def test_data_is_dealt_out():
     n = hvd.size()
     parts = hvd.allgather_object(list(hvd.data.shard(range(4 * n + n - 1))))
-    assert sorted(sum(parts, [])) == list(range(4 * n))
+    assert sorted(i for part in parts for i in part) == list(range(4 * n))
     assert len({len(part) for part in parts}) == 1
     first, second = (hvd.allgather_object(list(hvd.data.indices(4 * n, epoch))) for epoch in (0, 1))
     assert first != second or n == 1
     for parts in (first, second):
-        assert sorted(sum(parts, [])) == list(range(4 * n))
+        assert sorted(i for part in parts for i in part) == list(range(4 * n))
 
 
 def test_a_state_survives_donation_and_comes_from_the_root():
@@ -203,10 +203,8 @@ def test_a_state_survives_donation_and_comes_from_the_root():
 
 
 def test_flax_linen_and_nnx():
-    flax = pytest.importorskip("flax")
     from flax import linen, nnx
 
-    assert flax
     x, y = whole_data()
     model = linen.Dense(1)
     params = hvd.broadcast_parameters(model.init(jax.random.key(hvd.rank()), x[:1]))
@@ -216,7 +214,6 @@ def test_flax_linen_and_nnx():
     network = nnx.Linear(3, 1, rngs=nnx.Rngs(hvd.rank()))
     nnx.update(network, hvd.broadcast_parameters(nnx.state(network)))
     tx = hvd.DistributedOptimizer(optax.sgd(0.1), name="nnx")
-    new = "wrt" in nnx.Optimizer.__init__.__code__.co_varnames and "flip" not in ""
     optimizer = nnx.Optimizer(network, tx, wrt=nnx.Param)
 
     @nnx.jit
@@ -228,7 +225,6 @@ def test_flax_linen_and_nnx():
             optimizer.update(gradients)
         return value
 
-    assert new
     values = [float(hvd.average_metrics(step(network, optimizer, mine(x), mine(y)))) for _ in range(20)]
     assert values[-1] < values[0] / 5
     kernels = hvd.allgather_object(

@@ -73,16 +73,6 @@ impl Wanted {
         self.kind == "barrier"
     }
 
-    /// An error of the engine, with a word about what is particular here: the shapes of results are constants.
-    pub(super) fn explained(&self, error: Error) -> Error {
-        match error {
-            Error::Mismatch(text) if text.starts_with("Mismatched output size") => Error::Mismatch(format!(
-                "{text}. Compiled code has a fixed shape for it: that of equally many rows from each rank. Say how many                  rows each brings (hvd.allgather(x, rows=[...]), hvd.alltoall(x, splits=..., received_splits=...)), or call                  it outside of jit. If the number of ranks has changed since, compile the function anew"
-            )),
-            error => error,
-        }
-    }
-
     fn kind(&self) -> Result<Kind> {
         let (prescale, postscale) = (self.prescale.to_bits(), self.postscale.to_bits());
         Ok(match self.kind.as_str() {
@@ -143,6 +133,16 @@ impl Wanted {
             })
         };
         tensors.pairs.iter().enumerate().map(one).collect()
+    }
+}
+
+/// An error of the engine, with a word about what is particular here: the shapes of results are constants.
+pub(super) fn explained(error: Error) -> Error {
+    match error {
+        Error::Mismatch(text) if text.starts_with("Mismatched output size") => Error::Mismatch(format!(
+            "{text}. Compiled code has a fixed shape for it: that of equally many rows from each rank. Say how many                  rows each brings (hvd.allgather(x, rows=[...]), hvd.alltoall(x, splits=..., received_splits=...)), or call                  it outside of jit. If the number of ranks has changed since, compile the function anew"
+        )),
+        error => error,
     }
 }
 
@@ -236,7 +236,7 @@ unsafe fn tensors(buffers: &Buffers) -> Result<Vec<Tensor>> {
     let one = |i| {
         // SAFETY: there are as many buffers as it says, each with as many dimensions as it says.
         let (buffer, dims) = unsafe {
-            let buffer: &RawBuffer = &**buffers.buffers.add(i);
+            let buffer: &RawBuffer = &**buffers.places.add(i);
             let rank = usize::try_from(buffer.rank).unwrap_or(0);
             (buffer, if rank == 0 { &[][..] } else { std::slice::from_raw_parts(buffer.dims, rank) })
         };
@@ -301,7 +301,7 @@ unsafe fn spelled_out(arguments: &Buffers) -> &[u8] {
         if arguments.count < 1 {
             return &[];
         }
-        let first: &RawBuffer = &**arguments.buffers;
+        let first: &RawBuffer = &**arguments.places;
         if first.rank != 1 || first.dtype != U8 {
             return &[];
         }

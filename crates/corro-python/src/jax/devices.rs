@@ -14,7 +14,7 @@ use corro_engine::Engine;
 
 use super::call::{Tensors, Wanted};
 use super::ffi::Future;
-use super::run::{end, finish, submit, when_done};
+use super::work::{end, finish, submit, when_done};
 
 /// How long a call waits for those of the other devices where it has to wait at all. XLA runs them side by side.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -36,7 +36,10 @@ impl Waiting {
 }
 
 /// Who has come so far, by name.
-static COME: LazyLock<Mutex<HashMap<String, Vec<(Tensors, Waiting)>>>> = LazyLock::new(Mutex::default);
+static COME: LazyLock<Mutex<HashMap<String, Vec<Come>>>> = LazyLock::new(Mutex::default);
+
+/// A call, and how it is ended.
+type Come = (Tensors, Waiting);
 
 /// One of the calls. With a future it does not wait.
 pub(super) fn execute(engine: &Engine, wanted: Wanted, tensors: Tensors, future: Option<Future>) -> Result<()> {
@@ -68,13 +71,15 @@ pub(super) fn execute(engine: &Engine, wanted: Wanted, tensors: Tensors, future:
 }
 
 /// The collective for all of them.
-fn together(engine: &Engine, wanted: Wanted, mut all: Vec<(Tensors, Waiting)>) {
+fn together(engine: &Engine, wanted: Wanted, mut all: Vec<Come>) {
     let Some((tensors, waiting)) = all.pop() else { return };
     let tickets = match submit(engine, &wanted, &tensors) {
         Ok(tickets) => tickets,
         Err(error) => {
             all.push((tensors, waiting));
-            all.into_iter().for_each(|(_, waiting)| waiting.end(Err(error.clone())));
+            for (_, waiting) in all {
+                waiting.end(Err(error.clone()));
+            }
             return;
         }
     };

@@ -77,7 +77,7 @@ pub(super) struct Buffers {
     extensions: *mut Extension,
     pub(super) count: i64,
     types: *const c_int,
-    pub(super) buffers: *const *const RawBuffer,
+    pub(super) places: *const *const RawBuffer,
 }
 
 #[repr(C)]
