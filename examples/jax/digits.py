@@ -46,7 +46,8 @@ def digits() -> list[Any]:
 
 def loss_of(graph: Any, params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
     logits = nnx.merge(graph, params)(images)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    loss: jax.Array = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    return loss
 
 
 def accuracy_of(graph: Any, params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:

@@ -52,7 +52,8 @@ def main() -> None:
     def step(params: Any, state: Any) -> Any:
         def loss(params: Any) -> jax.Array:
             logits = nnx.merge(graph, params)(images)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+            value: jax.Array = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+            return value
 
         updates, state = optimizer.update(jax.grad(loss)(params), state, params)
         return optax.apply_updates(params, updates), state

@@ -45,7 +45,8 @@ def writer(key: jax.Array, letters: int, context: int, width: int = 96, layers: 
 
 
 def linear(layer: Any, x: jax.Array) -> jax.Array:
-    return x @ layer["w"] + layer["b"]
+    y: jax.Array = x @ layer["w"] + layer["b"]
+    return y
 
 
 def normal(x: jax.Array) -> jax.Array:
@@ -72,7 +73,8 @@ def logits_of(params: Any, passages: jax.Array) -> jax.Array:
 
 def loss_of(params: Any, passages: jax.Array) -> jax.Array:
     logits = logits_of(params, passages[:, :-1])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, passages[:, 1:]).mean()
+    loss: jax.Array = optax.softmax_cross_entropy_with_integer_labels(logits, passages[:, 1:]).mean()
+    return loss
 
 
 def main() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, assert_type
 
 import jax
-import jax.numpy as jnp
-import optax
+import optax  # pyright: ignore[reportMissingTypeStubs]
 
 import corro.jax
 import horovod.jax as hvd
@@ -60,18 +59,22 @@ def operations(x: jax.Array, some: hvd.ProcessSet) -> None:
     assert_type(hvd.join(), int)
 
 
-def objects() -> None:
+def objects(x: jax.Array) -> None:
     hvd.broadcast_object({"epoch": 1}, root_rank=0)
     assert_type(hvd.allgather_object("a"), list[str])
-    assert_type(hvd.average_metrics({"loss": jnp.ones(())}), dict[str, jax.Array])
+    assert_type(hvd.average_metrics({"loss": x}), dict[str, jax.Array])
 
 
-def training(params: dict[str, jax.Array], x: jax.Array) -> None:
+def loss(params: dict[str, jax.Array]) -> jax.Array:
+    return params["w"]
+
+
+def training(params: dict[str, jax.Array]) -> None:
     params = hvd.broadcast_parameters(params, root_rank=0)
     optimizer = hvd.DistributedOptimizer(optax.sgd(0.1), backward_passes_per_step=2)
     state: Any = hvd.broadcast_optimizer_state(optimizer.init(params))
-    value, gradients = hvd.value_and_grad(lambda p: (p["w"] * x).sum(), average_value=True)(params)
-    gradients = hvd.grad(lambda p: (p["w"] * x).sum())(params)
+    value, gradients = hvd.value_and_grad(loss, average_value=True)(params)
+    gradients = hvd.grad(loss)(params)
     updates, state = optimizer.update(gradients, state, params)
     optax.apply_updates(params, updates)
     print(value)
@@ -95,5 +98,5 @@ def elastic(state: hvd.elastic.JaxState, epochs: int) -> int:
     return epochs
 
 
-def goes_on() -> None:
-    assert_type(elastic(hvd.elastic.JaxState(params={"w": jnp.ones(2)}, epoch=0), 3), int)
+def goes_on(x: jax.Array) -> None:
+    assert_type(elastic(hvd.elastic.JaxState(params={"w": x}, epoch=0), 3), int)
