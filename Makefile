@@ -24,7 +24,7 @@ REPORTS = target/rust-tests.xml target/pytest-new.xml target/pytest-tf.xml targe
 # The wheel of the tests: for this machine, of the same build as the other tests.
 TEST_WHEEL = CORRO_GLIBC=here CORRO_PROFILE=dev scripts/wheel
 
-.PHONY: help demo test check lint audit unit python fuzz gen wheel sdist wheel-aarch64 aarch64 docs versions bench flaky sanitize deep clean
+.PHONY: help demo test check lint audit unit python fuzz gen wheel sdist wheel-aarch64 aarch64 docs versions gpu bench bench-gpu flaky sanitize deep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -117,6 +117,16 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	scripts/python_install tf
 	.venv-test-tf/bin/corro run -np 2 .venv-test-tf/bin/python bench/tensorflow_ops.py
 	.venv-test-tf/bin/python bench/keras_fit.py
+
+gpu: ## what needs an NVIDIA GPU, with ranks that share it; fails where there is none
+	@python3 scripts/gpu_test.py check
+	python3 scripts/gpu_test.py build
+	python3 scripts/gpu_test.py run
+
+bench-gpu: ## measure on a GPU beside Gloo and NCCL, under MPS and without it; fails where there is none
+	@python3 scripts/gpu_test.py check
+	python3 scripts/gpu_test.py build
+	python3 scripts/gpu_test.py bench
 
 wheel-aarch64: ## the same for 64-bit ARM, built here by zig, into dist/aarch64/
 	CORRO_ARCH=aarch64 scripts/wheel

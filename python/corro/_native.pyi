@@ -16,6 +16,13 @@ class Output:
     @property
     def nbytes(self) -> int: ...
     @property
+    def is_on_gpu(self) -> bool:
+        """Whether it is in the memory of a GPU. Then `copy_to` is the way to have it."""
+
+    def copy_to(self, address: int, stream: int) -> None:
+        """Has a stream copy it to `nbytes` bytes at `address`, on the same GPU."""
+
+    @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def received_splits(self) -> list[int]: ...
@@ -23,6 +30,18 @@ class Output:
     def __array_interface__(self) -> dict[str, Any]: ...
     def __dlpack__(self, *, stream: Any = None, **ignored: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+
+def takes_gpu_memory() -> bool:
+    """Whether tensors on GPUs can be handed over where they are: there is a driver and a GPU."""
+
+def nccl_version() -> int:
+    """The version of NCCL that ranks with GPUs would use; 0 if there is none, or no GPU."""
+
+def check_running() -> None:
+    """Raises if the job is over."""
+
+def register_streams(streams: Callable[[int], int]) -> None:
+    """`streams(device)` gives the number of the framework's current stream on a GPU."""
 
 def setting(name: str) -> str | None:
     """What the user set for the knob called `name` (without prefix); None when it is unset or empty."""

@@ -101,6 +101,11 @@ impl Group {
         self.topology
     }
 
+    /// How long its members wait for each other.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// The mark by which another thread calls off what this rank waits in. The group is then of no more use, but must be
     /// kept until all members have finished what came before.
     pub fn withdrawal(&self) -> Withdrawal {

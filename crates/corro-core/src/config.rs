@@ -231,6 +231,8 @@ variables! {
         "1 or 0: whether gradients are reduced while the backward pass makes others. By default they are where the ranks' own threads leave cores free.";
     NCCL_LIBRARY = "CORRO_NCCL_LIBRARY", horovod: None, default: "the one that is loaded already, else the framework's, else the system's", kind: Kind::Text,
         "The file of NCCL (`libnccl.so.2`, 2.14 or newer) that ranks with GPUs use.";
+    GPU_PLANE = "CORRO_GPU_PLANE", horovod: None, default: "the first of them that can serve a tensor", kind: Kind::OneOf(&["cuda-ipc", "hierarchical", "nccl", "staged"]),
+        "Who moves tensors of GPUs: `cuda-ipc` (memory of GPUs of one host), `hierarchical` (that inside a host, and NCCL across), `nccl`, `staged` (through host memory). The same on all ranks. What it can't serve is an error.";
 }
 
 /// The knob called `name`, with or without one of its prefixes.
@@ -298,7 +300,7 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
             "JSM_NAMESPACE_ID",
         ],
     ),
-    ("the user, for libraries", &["OMP_NUM_THREADS"]),
+    ("the user, for libraries", &["OMP_NUM_THREADS", "NCCL_HOSTID"]),
     ("Kubernetes", &["JOB_COMPLETION_INDEX"]),
     ("TensorFlow and Keras users", &["KERAS_BACKEND", "TF_USE_LEGACY_KERAS"]),
     (

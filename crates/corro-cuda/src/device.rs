@@ -34,6 +34,7 @@ enum Attribute {
     Major = 75,
     Minor = 76,
     VirtualMemory = 102,
+    WideSignals = 122,
     IpcEvents = 125,
     UnderMps = 133,
 }
@@ -147,6 +148,11 @@ impl Device {
     /// Whether memory can be mapped page by page, as torch's expandable segments do.
     pub fn has_virtual_memory(&self) -> Result<bool> {
         self.newer_attribute(Attribute::VirtualMemory, false)
+    }
+
+    /// Whether streams can wait for numbers of 64 bits in memory.
+    pub(crate) fn has_wide_signals(&self) -> Result<bool> {
+        self.newer_attribute(Attribute::WideSignals, false)
     }
 
     /// Whether events can be shared between processes. A driver that does not know the question can share them.

@@ -119,6 +119,7 @@ impl std::fmt::Debug for Event {
 /// Gives events, and takes them back when they are dropped: to create one costs microseconds, to record it far less.
 ///
 /// An event may come back before it is reached. That is no harm: those who wait for it took its state when they called.
+#[derive(Clone)]
 pub struct EventPool(Arc<Shelf>);
 
 struct Shelf {

@@ -10,10 +10,12 @@
 //! | [`device`] | a GPU and its primary context, which torch and JAX use too |
 //! | [`span`] | a piece of memory that a GPU can reach |
 //! | [`memory`] | memory of our own, of frameworks, and of the host for GPUs |
+//! | [`shelf`] | memory that is not in use: pure |
 //! | [`sharing`] | memory of other processes |
 //! | [`mappings`] | which memory of whom is open: pure |
 //! | [`event`] | moments in a stream, also of other processes |
 //! | [`stream`] | work in order |
+//! | `signal` | numbers in memory by which streams of several processes wait for each other |
 //! | [`kernels`] | reduce, copy many pieces, Adasum, to the bit as `corro-kernels` does |
 //! | [`nccl`] | collectives between GPUs, by NVIDIA |
 //!
@@ -35,6 +37,8 @@ pub mod mappings;
 pub mod memory;
 pub mod nccl;
 pub mod sharing;
+pub mod shelf;
+mod signal;
 pub mod span;
 pub mod stream;
 mod sys;
@@ -47,5 +51,6 @@ pub use mappings::{MappingCache, Opener};
 pub use memory::{Allocation, DeviceMemory, Pinned, PinnedRegion};
 pub use nccl::{Communicator, Nccl, UniqueId};
 pub use sharing::{Mapping, MemoryHandle, SharedMemory};
+pub use shelf::{Lease, Shelf};
 pub use span::Span;
 pub use stream::Stream;

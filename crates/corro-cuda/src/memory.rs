@@ -13,6 +13,7 @@ use corro_core::{Error, Result};
 
 use crate::device::Device;
 use crate::event::Event;
+use crate::shelf::{Block, Lease};
 use crate::span::Span;
 use crate::sys::MEM_HOST_PORTABLE_MAPPED;
 
@@ -46,6 +47,12 @@ impl Allocation {
     /// The device it lies on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+}
+
+impl Block for Allocation {
+    fn bytes(&self) -> usize {
+        self.len
     }
 }
 
@@ -162,6 +169,12 @@ impl Pinned {
     }
 }
 
+impl Block for Pinned {
+    fn bytes(&self) -> usize {
+        self.len
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = self.device.synchronize();
@@ -178,7 +191,7 @@ pub struct DeviceMemory {
     len: usize,
     device: usize,
     ready: Option<Arc<Event>>,
-    _keep: Box<dyn Any + Send>,
+    keep: Arc<dyn Any + Send + Sync>,
 }
 
 impl DeviceMemory {
@@ -193,9 +206,31 @@ impl DeviceMemory {
         len: usize,
         device: usize,
         ready: Option<Arc<Event>>,
-        keep: Box<dyn Any + Send>,
+        keep: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { address, len, device, ready, _keep: keep }
+        Self { address, len, device, ready, keep }
+    }
+
+    /// The first `len` bytes of memory of our own, for those who take a framework's. It goes back to its shelf with the last of
+    /// those who keep it.
+    pub fn own(lease: Lease<Allocation>, len: usize) -> Result<Self> {
+        let Some(allocation) = lease.get().filter(|allocation| allocation.len >= len) else {
+            return Err(Error::Bug(format!("{len} bytes of memory that has less")));
+        };
+        let (address, device) = (allocation.address, allocation.device.ordinal());
+        Ok(Self { address, len, device, ready: None, keep: Arc::new(lease) })
+    }
+
+    /// The same memory once more, for whoever works on it: it is kept until both are gone.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        let Self { address, len, device, ready, keep } = self;
+        Self { address: *address, len: *len, device: *device, ready: ready.clone(), keep: Arc::clone(keep) }
+    }
+
+    /// What keeps the memory: to be held by whoever has given work on it to a stream, until that is done.
+    pub fn keeper(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::clone(&self.keep)
     }
 
     /// All of it.
@@ -256,10 +291,11 @@ mod tests {
     fn a_tensor_keeps_its_owner() {
         let kept = Arc::new(());
         // SAFETY: never given to a GPU.
-        let memory = unsafe { DeviceMemory::from_raw(0x7000, 12, 1, None, Box::new(Arc::clone(&kept))) };
+        let memory = unsafe { DeviceMemory::from_raw(0x7000, 12, 1, None, Arc::clone(&kept) as _) };
         assert_eq!((memory.span().address(), memory.len(), memory.device()), (0x7000, 12, 1));
-        assert!(memory.ready().is_none() && Arc::strong_count(&kept) == 2);
-        drop(memory);
+        let keeper = memory.keeper();
+        assert!(memory.ready().is_none() && Arc::strong_count(&kept) == 3);
+        drop((memory, keeper));
         assert_eq!(Arc::strong_count(&kept), 1);
     }
 }

@@ -121,6 +121,9 @@ function_table! {
         );
     }
     optional {
+        // Streams that wait for a number in memory; from CUDA 11.7 on.
+        cuStreamWaitValue32_v2(Handle, Address, u32, c_uint);
+        cuStreamWriteValue32_v2(Handle, Address, u32, c_uint);
         // Tells the instances of a GPU that was divided (MIG) apart; from CUDA 11.4 on.
         cuDeviceGetUuid_v2(*mut Uuid, RawDevice);
     }

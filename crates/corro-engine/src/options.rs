@@ -81,11 +81,11 @@ impl Options {
             cache_capacity: config::CACHE_CAPACITY.number(default.cache_capacity)?,
             plans: config::PLAN.flag(true),
             stalls: StallLimits { warn, shutdown },
+            planes: Table::from_env()?,
             watching: Watching::from_env()?,
             tuning: if config::AUTOTUNE.flag(false) { Some(Tuning::from_env()?) } else { None },
             cores: config::THREAD_AFFINITY.numbers()?,
             recorded: config::RECORDER.number(default.recorded)?,
-            planes: default.planes,
         })
     }
 

@@ -17,6 +17,8 @@ pub struct Facts {
     pub host: String,
     /// The GPU it uses, by the number that no other has.
     pub gpu: Option<[u8; 16]>,
+    /// What NCCL is told to take for its host (`NCCL_HOSTID`).
+    pub nccl_host: Option<String>,
     /// The plane that its user asks for.
     pub forced: Option<String>,
     /// Of each plane that it knows: a number whose meaning is the plane's (a version), or why it can't take part.

@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::memory::Memory;
 use crate::outcome::{Outcome, Outcomes};
-use crate::plane::Plane;
+use crate::plane::{Plane, check};
 use crate::tensor::Tensor;
 
 /// The name of the plane.
@@ -57,17 +57,6 @@ impl Plane for Host {
     }
 }
 
-/// An error if what all have agreed on, as a peer tells it, can't have come from matching their requests.
-fn check(agreed: &Agreed, members: usize) -> Result<()> {
-    let shapes = if agreed.kind.has_free_rows() { members } else { 1 };
-    let has_rows = !agreed.kind.needs_rows() || agreed.shapes.iter().all(|shape| !shape.0.is_empty());
-    let has_splits = agreed.splits.iter().all(|splits| splits.is_empty() || splits.len() == members);
-    if agreed.shapes.len() == shapes && has_rows && has_splits {
-        return Ok(());
-    }
-    Err(Error::Malformed(format!("tensor {} is to run with {} shapes", agreed.name, agreed.shapes.len())))
-}
-
 fn each(
     agreed: &[Arc<Agreed>],
     tensors: &mut [Tensor],
@@ -103,7 +92,11 @@ fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], 
     for tensor in tensors.iter_mut().filter(|_| afterwards != 1.0) {
         corro_kernels::scale(dtype, place(tensor)?, afterwards);
     }
-    Ok(agreed.iter().zip(tensors).map(|(a, t)| t.outcome(a.shapes[0].clone())).collect())
+    let mut outcomes = Outcomes::with_capacity(tensors.len());
+    for (agreed, tensor) in agreed.iter().zip(tensors) {
+        outcomes.push(tensor.outcome(agreed.shapes[0].clone()));
+    }
+    Ok(outcomes)
 }
 
 /// Allgathers all tensors of the batch at once: what each member brings is put in a row.
@@ -198,7 +191,7 @@ fn reducescatter(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Res
 ///
 /// On the host 16-bit floats are rounded once. Tensors of GPUs follow the arithmetic of their frameworks, which round the
 /// sum before they multiply it; their fronts give factors that are numbers of the tensor's own type.
-fn postscales(agreed: &Agreed, postscale: f64) -> (f64, f64) {
+pub(crate) fn postscales(agreed: &Agreed, postscale: f64) -> (f64, f64) {
     let rounds_first = agreed.place.is_gpu() && matches!(agreed.dtype, DType::F16 | DType::BF16);
     if rounds_first { (1.0, postscale) } else { (postscale, 1.0) }
 }

@@ -7,16 +7,17 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `memory`, `device_memory` | memory that knows where it lies |
+//! | `memory` | memory that knows where it lies |
 //! | `tensor`, `outcome` | what a member brings, and what becomes of it |
 //! | `plane` | what a plane must do, and what its row in the table says |
 //! | `host` | the plane of host memory |
+//! | `cuda` | planes of NVIDIA's GPUs |
 //! | `facts`, `choice` | what members tell about themselves; who serves a batch, and why others don't: pure |
 //! | `exchange` | a few bytes from each member to all, over their connections |
 //! | `planes` | the planes of one process set |
 
 mod choice;
-mod device_memory;
+mod cuda;
 mod exchange;
 mod facts;
 mod host;
@@ -27,12 +28,13 @@ mod planes;
 mod tensor;
 
 pub use choice::{Choice, choose};
-pub use device_memory::DeviceMemory;
+pub use corro_cuda::DeviceMemory;
+pub use cuda::{CudaDone, CudaIpc, Staging as CudaStaging, nccl_rows};
 pub use exchange::{agree, exchange};
 pub use facts::Facts;
 pub use host::{HOST, Host};
 pub use memory::Memory;
 pub use outcome::{Done, Outcome, Outcomes};
-pub use plane::{Plane, Row, Verdict, Wanted};
+pub use plane::{Plane, Pool, Release, Releases, Row, Verdict, Wanted};
 pub use planes::{Planes, Staging, Table};
 pub use tensor::{Allocate, Output, Tensor};

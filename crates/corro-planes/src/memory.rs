@@ -1,8 +1,7 @@
 //! A tensor's memory, wherever it lies.
 
 use corro_core::{Buffer, Error, Result};
-
-use crate::device_memory::DeviceMemory;
+use corro_cuda::DeviceMemory;
 
 /// Memory that knows where it lies: nobody reads a GPU's as a slice by mistake.
 #[derive(Debug)]
@@ -66,7 +65,7 @@ impl Memory {
 
 #[cold]
 fn not_here(memory: &DeviceMemory) -> Error {
-    let (len, address, device) = (memory.len(), memory.address(), memory.device());
+    let (len, address, device) = (memory.len(), memory.span().address(), memory.device());
     Error::Bug(format!("{len} bytes at {address:#x} of GPU {device} were taken for host memory"))
 }
 
@@ -96,7 +95,7 @@ mod tests {
     #[expect(unsafe_code, reason = "names memory that nobody looks into")]
     fn memory_of_a_gpu_is_not_read_as_a_slice() {
         // SAFETY: nothing is ever enqueued.
-        let mut gpu = Memory::from(unsafe { DeviceMemory::from_raw(0x7f00, 16, 3, Box::new(())) });
+        let mut gpu = Memory::from(unsafe { DeviceMemory::from_raw(0x7f00, 16, 3, None, std::sync::Arc::new(())) });
         assert_eq!((gpu.len(), gpu.device().map(DeviceMemory::device)), (16, Some(3)));
         let text = gpu.host_mut().unwrap_err().to_string();
         assert!(text.contains("16 bytes at 0x7f00 of GPU 3"), "{text}");

@@ -1,12 +1,12 @@
 //! What a plane must do, and what its row in the table says of it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use corro_agreement::matching::Agreed;
 use corro_agreement::request::Kind;
 use corro_collectives::{Collective, Group};
-use corro_core::{DType, Rank, ReduceOp, Result};
+use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result};
 
 use crate::facts::Facts;
 use crate::outcome::Outcomes;
@@ -42,6 +42,39 @@ pub trait Plane: Send {
         tensors: &mut [Tensor],
         planned: bool,
     ) -> Result<Outcomes>;
+
+    /// If its device may wait for other members: what ends that, from any thread, when one of them is lost. The device then
+    /// goes on with what it has, which is of no worth; all operations that are still to come fail.
+    fn release(&self) -> Option<Release> {
+        None
+    }
+}
+
+/// Makes memory that the members share, so many bytes for each, if all are on one host. All of them must call it.
+pub type Pool = Arc<dyn Fn(usize) -> Result<Option<Buffer>> + Send + Sync>;
+
+/// See [`Plane::release`].
+pub type Release = Box<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// How the devices of a process set are let go on when it has ended.
+#[derive(Clone, Default)]
+pub struct Releases(Arc<Mutex<Vec<Release>>>);
+
+impl Releases {
+    pub(crate) fn add(&self, release: Release) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(release);
+    }
+
+    /// Lets all of them go on. An error if one could not be told.
+    pub fn run(&self) -> Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().try_for_each(|release| release())
+    }
+}
+
+impl fmt::Debug for Releases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Releases")
+    }
 }
 
 /// Something that all members agree to have, or why they do not: the same words on all of them.
@@ -56,8 +89,9 @@ pub trait Row: Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Adds what this process can say about itself: above all [`Facts::says`], whether it could take part. Called once, in
-    /// a job that has tensors of GPUs; here a library may be looked for, no earlier.
-    fn describe(&self, facts: &mut Facts);
+    /// a job that has tensors of GPUs; here a library may be looked for, no earlier. `device` is the GPU of the first tensor
+    /// that this member has brought; it may have brought none.
+    fn describe(&self, facts: &mut Facts, device: Option<usize>);
 
     /// Why it can't serve such a batch; `None` if it can. `facts` are those of all members, each of whom has said that it
     /// could take part. Pure, since all members must come to the same.
@@ -65,7 +99,13 @@ pub trait Row: Send + Sync {
 
     /// Makes it. All members do so at the same time. The verdict must be the same on all of them: see
     /// [`agree`](crate::agree). If it is "no", the next row is asked.
-    fn open(&self, group: &mut Group, members: &[Rank], facts: &[Facts]) -> Result<Verdict<Box<dyn Plane>>>;
+    fn open(
+        &self,
+        group: &mut Group,
+        members: &[Rank],
+        facts: &[Facts],
+        device: Option<usize>,
+    ) -> Result<Verdict<Box<dyn Plane>>>;
 }
 
 /// What of a batch decides who can serve it.
@@ -103,4 +143,15 @@ impl fmt::Display for Wanted {
         }
         write!(f, " of {}", self.dtype)
     }
+}
+
+/// An error if what all have agreed on, as a peer tells it, can't have come from matching their requests.
+pub(crate) fn check(agreed: &Agreed, members: usize) -> Result<()> {
+    let shapes = if agreed.kind.has_free_rows() { members } else { 1 };
+    let has_rows = !agreed.kind.needs_rows() || agreed.shapes.iter().all(|shape| !shape.0.is_empty());
+    let has_splits = agreed.splits.iter().all(|splits| splits.is_empty() || splits.len() == members);
+    if agreed.shapes.len() == shapes && has_rows && has_splits {
+        return Ok(());
+    }
+    Err(Error::Malformed(format!("tensor {} is to run with {} shapes", agreed.name, agreed.shapes.len())))
 }

@@ -57,6 +57,12 @@ impl Tensor {
         self.input.iter().chain(place).any(|memory| memory.device().is_some())
     }
 
+    /// The GPU that has its memory.
+    pub fn device(&self) -> Option<usize> {
+        let place = if let Output::InPlace(memory) = &self.output { Some(memory) } else { None };
+        self.input.iter().chain(place).find_map(|memory| Some(memory.device()?.device()))
+    }
+
     /// Makes a place for the result, if none was given: one of the plane's `own`, of so many bytes. A given one of the
     /// wrong size, or that the plane finds of no use, is replaced by such a one, and the ticket will fail.
     #[inline]

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::error::exception;
+use crate::gpu;
 use crate::output::Output;
 use crate::running;
 use crate::without_gil::{Signals, outside};
@@ -112,7 +113,10 @@ pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Option<Py<PyAny>>> {
         return Ok(None);
     };
     let outcomes: Result<Vec<Outcome>> = tickets.iter().map(Ticket::take).collect();
-    let result = outcomes.map_err(|error| exception(py, &error)).and_then(|outcomes| match results {
+    let ordered = outcomes
+        .map_err(|error| exception(py, &error))
+        .and_then(|outcomes| gpu::order(py, &outcomes).map(|()| outcomes));
+    let result = ordered.and_then(|outcomes| match results {
         Results::One(result) => outcomes.into_iter().next().map_or_else(
             || Err(exception(py, &Error::Bug("an operation without an outcome".into()))),
             |outcome| finish(py, result, complete.as_ref(), outcome),
@@ -133,6 +137,6 @@ pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Option<Py<PyAny>>> {
 fn finish(py: Python<'_>, result: Py<PyAny>, complete: Option<&Py<PyAny>>, outcome: Outcome) -> PyResult<Py<PyAny>> {
     match complete {
         None => Ok(result),
-        Some(complete) => complete.call1(py, (result, Output::new(py, outcome)?)),
+        Some(complete) => complete.call1(py, (result, Output::new(outcome))),
     }
 }

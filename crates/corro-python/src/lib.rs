@@ -13,6 +13,7 @@
 //! | `names` | what tensors are called |
 //! | `ops` | collectives |
 //! | `objects` | proofs that Python objects come from a rank as it sent them |
+//! | `gpu` | tensors on GPUs, in the order of streams |
 //! | `handles` | operations in flight |
 //! | `output` | results in memory that the engine has allocated |
 //! | `large_pages` | large tensors in fresh memory |
@@ -24,6 +25,7 @@
 mod departure;
 mod elastic;
 mod error;
+mod gpu;
 mod handles;
 mod jax;
 mod job;
@@ -47,6 +49,8 @@ mod _native {
     use crate::departure::{leaving, thread_raised};
     #[pymodule_export]
     use crate::elastic::{host_changes, leave, set_progress};
+    #[pymodule_export]
+    use crate::gpu::{check_running, nccl_version, register_streams, takes_gpu_memory};
     #[pymodule_export]
     use crate::handles::{poll, wait};
     #[pymodule_export]

@@ -2,6 +2,9 @@
 
 #![expect(unsafe_code, reason = "tensors arrive as addresses")]
 
+use std::any::Any;
+use std::sync::Arc;
+
 use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
 use corro_engine::{Device, Kind, Memory, Outcome, Output as Place, Submission, Ticket};
 use pyo3::marker::Ungil;
@@ -9,31 +12,40 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::error::{exception, unregistered};
+use crate::gpu;
 use crate::handles::{self, Pending, Results};
 use crate::names::{self, Name};
 use crate::output::Output;
 use crate::running::engine;
 use crate::without_gil::{Signals, outside};
 
-/// What a front says about a tensor: a tuple of address, shape, dtype, device.
+/// What a front says about a tensor: a tuple of address, shape, dtype, device; and, if the address is that of memory on the
+/// device, the stream on which it was made.
 struct View {
     address: usize,
     shape: Vec<usize>,
     dtype: u8,
     device: i32,
+    stream: Option<u64>,
 }
 
 impl<'py> FromPyObject<'_, 'py> for View {
     type Error = PyErr;
 
     fn extract(view: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let (address, shape, dtype, device): (usize, Bound<'py, PyAny>, u8, i32) = view.extract()?;
+        let on_device = view.cast::<PyTuple>().is_ok_and(|tuple| tuple.len() == 5);
+        let (address, shape, dtype, device, stream): (usize, Bound<'py, PyAny>, u8, i32, Option<u64>) = if on_device {
+            view.extract()?
+        } else {
+            let (address, shape, dtype, device) = view.extract()?;
+            (address, shape, dtype, device, None)
+        };
         // Shapes are tuples (torch's have a class of their own), which are read faster than sequences of any kind.
         let shape = match shape.cast::<PyTuple>() {
             Ok(tuple) => tuple.iter_borrowed().map(Borrowed::extract).collect::<PyResult<_>>()?,
             Err(_) => shape.extract()?,
         };
-        Ok(Self { address, shape, dtype, device })
+        Ok(Self { address, shape, dtype, device, stream })
     }
 }
 
@@ -85,18 +97,37 @@ impl Wanted<'_> {
 }
 
 /// A tensor with all it takes to submit it. `output` is None where the engine allocates the result.
-fn submission(set: u32, name: String, kind: Kind, view: View, output: Option<usize>) -> Result<Submission> {
-    let View { address, shape, dtype, device } = view;
+fn submission(
+    set: u32,
+    name: String,
+    kind: Kind,
+    (view, output): (View, Option<usize>),
+    (moments, keep): (&mut gpu::Moments, &Arc<dyn Any + Send + Sync>),
+) -> Result<Submission> {
+    let View { address, shape, dtype, device, stream } = view;
     let dtype = DType::from_id(dtype).ok_or_else(|| Error::Bug(format!("there is no dtype {dtype}")))?;
     let shape = Shape(shape);
     let device = u32::try_from(device).map_or(Device::Cpu, Device::Gpu);
     let bytes = shape.bytes(dtype)?;
+    let ready = match (device, stream) {
+        (Device::Gpu(ordinal), Some(stream)) => Some((ordinal as usize, moments.now(ordinal as usize, stream)?)),
+        _ => None,
+    };
+    let memory = |address, bytes| match &ready {
+        Some((ordinal, ready)) => gpu::memory(address, bytes, *ordinal, ready, Arc::clone(keep)),
+        None => memory(address, bytes),
+    };
     let (input, output) = match output {
         Some(to) if to == address => (None, Place::InPlace(memory(address, bytes))),
         Some(to) => (Some(memory(address, bytes)), Place::InPlace(memory(to, bytes))),
         None => (Some(memory(address, bytes)), Place::None),
     };
     Ok(Submission { set, name, kind, dtype, shape, device, input, output })
+}
+
+/// What memory on a device is kept by until the device is done, whatever becomes of the handle. On the host the handle is enough.
+fn owner(py: Python<'_>, stream: Option<u64>, keep: &Py<PyAny>) -> Arc<dyn Any + Send + Sync> {
+    if stream.is_some() { Arc::new(keep.clone_ref(py)) } else { Arc::new(()) }
 }
 
 fn memory(address: usize, bytes: usize) -> Memory {
@@ -131,13 +162,17 @@ pub(crate) fn run(
     let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
     let name = names::of_one(kind, name);
     let outcome = wait_for_run(py, move |signals| {
-        let submission = |name| submission(set, name, wanted.kind()?, view, output);
+        // The caller's frame keeps the tensors; a stream that waits for the result keeps their order.
+        let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
+        let mut moments = gpu::Moments::default();
+        let submission = |name| submission(set, name, wanted.kind()?, (view, output), (&mut moments, &keep));
         match name {
             Name::Given(name) => engine.run_while(submission(name)?, &mut || signals.go_on()),
             Name::Of(kind) => engine.run_unnamed_while(&kind, submission(String::new())?, &mut || signals.go_on()),
         }
     })?;
-    allocated.then(|| Output::new(py, outcome)).transpose()
+    gpu::order(py, std::slice::from_ref(&outcome))?;
+    Ok(allocated.then(|| Output::new(outcome)))
 }
 
 /// Does `work` until it ends or a signal handler raises. A tensor that is still on its way then keeps the memory it needs.
@@ -182,9 +217,15 @@ pub(crate) fn submit(
     let name = names::of_one(kind, name);
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
     let (view, output) = place(view, output)?;
+    let owner = owner(py, view.stream, &keep);
     let ticket = outside(py, move || match name {
-        Name::Given(name) => engine.submit(submission(set, name, kind, view, output)?),
-        Name::Of(unnamed) => engine.submit_unnamed(&unnamed, submission(set, String::new(), kind, view, output)?),
+        Name::Given(name) => {
+            engine.submit(submission(set, name, kind, (view, output), (&mut gpu::Moments::default(), &owner))?)
+        }
+        Name::Of(unnamed) => {
+            let moments = &mut gpu::Moments::default();
+            engine.submit_unnamed(&unnamed, submission(set, String::new(), kind, (view, output), (moments, &owner))?)
+        }
     })?;
     Ok(handles::insert(Pending::new(vec![ticket], Results::One(result), keep, complete)))
 }
@@ -217,7 +258,9 @@ pub(crate) fn submit_group(
     let mut outputs = outputs.into_iter().flatten();
     let places = views.into_iter().map(|view| place(&view, outputs.next().as_ref())).collect::<PyResult<Vec<_>>>()?;
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
+    let owner = owner(py, places.first().and_then(|(view, _)| view.stream), &keep);
     let tickets = outside(py, move || {
+        let mut moments = gpu::Moments::default();
         let submissions = places
             .into_iter()
             .enumerate()
@@ -226,7 +269,7 @@ pub(crate) fn submit_group(
                     Name::Given(group) => format!("{group}_{}of{count}", i + 1),
                     Name::Of(_) => String::new(),
                 };
-                submission(set, name, kind.clone(), view, output)
+                submission(set, name, kind.clone(), (view, output), (&mut moments, &owner))
             })
             .collect::<Result<Vec<_>>>()?;
         match &group {
@@ -265,9 +308,8 @@ pub(crate) fn shared_memory(py: Python<'_>, set_id: Option<u32>, bytes: usize) -
     let engine = engine(py)?;
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let part = outside(py, move || engine.shared_memory(set, bytes))?;
-    let output = part.map(|part| {
+    Ok(part.map(|part| {
         let shape = Shape(vec![part.len()]);
-        Output::new(py, Outcome { output: Some(part.into()), shape, ..Outcome::default() })
-    });
-    output.transpose()
+        Output::new(Outcome { output: Some(part.into()), shape, ..Outcome::default() })
+    }))
 }

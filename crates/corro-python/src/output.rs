@@ -7,30 +7,34 @@ use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 use corro_core::Buffer;
+use corro_cuda::DeviceMemory;
 use corro_engine::{Memory, Outcome};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use pyo3::{IntoPyObjectExt, ffi};
 
 use crate::error::exception;
+use crate::gpu;
 
 /// See the module. Its elements are bytes to the outside; the front knows the dtype.
 #[pyclass(frozen)]
 pub(crate) struct Output {
+    /// Empty if the result is on a GPU.
     memory: Arc<Buffer>,
+    on_gpu: Option<DeviceMemory>,
     shape: Vec<usize>,
     received_splits: Vec<usize>,
 }
 
 impl Output {
-    /// Of a result in host memory.
-    pub(crate) fn new(py: Python<'_>, outcome: Outcome) -> PyResult<Self> {
-        let memory = outcome.output.map_or_else(|| Ok(Buffer::from(Vec::new())), Memory::into_host);
-        Ok(Self {
-            memory: Arc::new(memory.map_err(|error| exception(py, &error))?),
-            shape: outcome.shape.0,
-            received_splits: outcome.received_splits,
-        })
+    pub(crate) fn new(outcome: Outcome) -> Self {
+        let (memory, on_gpu) = match outcome.output {
+            Some(Memory::Host(memory)) => (memory, None),
+            Some(Memory::Device(memory)) => (Vec::new().into(), Some(*memory)),
+            None => (Vec::new().into(), None),
+        };
+        let (shape, received_splits) = (outcome.shape.0, outcome.received_splits);
+        Self { memory: Arc::new(memory), on_gpu, shape, received_splits }
     }
 }
 
@@ -43,7 +47,19 @@ impl Output {
 
     #[getter]
     fn nbytes(&self) -> usize {
-        self.memory.len()
+        self.on_gpu.as_ref().map_or(self.memory.len(), DeviceMemory::len)
+    }
+
+    /// Whether the result is in the memory of a GPU. Then `copy_to` is the way to have it.
+    #[getter]
+    fn is_on_gpu(&self) -> bool {
+        self.on_gpu.is_some()
+    }
+
+    /// Has a stream copy the result to `nbytes` bytes at `address`, on the same GPU.
+    fn copy_to(&self, py: Python<'_>, address: usize, stream: u64) -> PyResult<()> {
+        let Some(memory) = &self.on_gpu else { return Ok(()) };
+        gpu::copy_out(memory, address, stream).map_err(|error| exception(py, &error))
     }
 
     #[getter]

@@ -16,7 +16,7 @@ impl Row for Looking {
         self.0
     }
 
-    fn describe(&self, facts: &mut Facts) {
+    fn describe(&self, facts: &mut Facts, _: Option<usize>) {
         facts.says(self.0, Ok(1));
     }
 
@@ -25,7 +25,7 @@ impl Row for Looking {
         (!facts.iter().all(|f| f.number(self.0) == number)).then(|| "versions differ".to_owned())
     }
 
-    fn open(&self, _: &mut Group, _: &[Rank], _: &[Facts]) -> Result<Verdict<Box<dyn Plane>>> {
+    fn open(&self, _: &mut Group, _: &[Rank], _: &[Facts], _: Option<usize>) -> Result<Verdict<Box<dyn Plane>>> {
         Ok(Err("nobody is here".to_owned()))
     }
 }

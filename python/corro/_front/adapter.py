@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# address, shape, dtype (Horovod's number, see `corro_core::dtype`), device (-1: the CPU)
-View = tuple[int, Sequence[int], int, int]
+# address, shape, dtype (Horovod's number, see `corro_core::dtype`), device (-1: the CPU); and, if the address is that of
+# memory on a GPU, the stream on which it was written
+View = tuple[int, Sequence[int], int, int] | tuple[int, Sequence[int], int, int, int]
 
 CPU = -1
 UINT8 = 0

@@ -16,7 +16,18 @@ from corro._errors import HorovodInternalError
 from corro._front.adapter import View
 from corro._front.process_sets import ProcessSet
 from corro._native import run, submit, submit_group
-from corro.torch._tensors import from_output, hold, host, place, put_back, rounded, to_device, view, with_splits
+from corro.torch._tensors import (
+    from_output,
+    hold,
+    reachable,
+    place,
+    put_back,
+    rounded,
+    storage,
+    to_device,
+    view,
+    with_splits,
+)
 
 # What owns the memory of a tensor: `hold`, or for tensors that nobody else has in hand `storage`.
 Keep = Callable[[torch.Tensor], Any]
@@ -26,9 +37,9 @@ def in_place(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str
     """The result replaces the tensor's elements."""
     here = place(tensor)
     if here is not None:
-        run(kind, here, here, process_set.process_set_id, name, *numbers)
+        run(kind, here, here, process_set.process_set_id, name, *rounded(numbers, tensor))
         return tensor
-    home = host(tensor)
+    home = reachable(tensor)
     there = view(home, tensor)
     run(kind, there, there, process_set.process_set_id, name, *rounded(numbers, tensor))
     return put_back((tensor, home))
@@ -39,8 +50,9 @@ def in_place_async(
 ) -> int:
     here = place(tensor)
     if here is not None:
+        numbers = rounded(numbers, tensor)
         return submit(kind, here, here, process_set.process_set_id, name, keep(tensor), tensor, None, *numbers)
-    home = host(tensor)
+    home = reachable(tensor)
     there = view(home, tensor)
     numbers = rounded(numbers, tensor)
     return submit(kind, there, there, process_set.process_set_id, name, home, (tensor, home), put_back, *numbers)
@@ -48,7 +60,12 @@ def in_place_async(
 
 def into_new(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> torch.Tensor:
     """The result is a new tensor of the same shape."""
-    home = host(tensor)
+    here = place(tensor)
+    if here is not None:
+        result = torch.empty_like(tensor)
+        run(kind, here, place(result), process_set.process_set_id, name, *rounded(numbers, tensor))
+        return result
+    home = reachable(tensor)
     result = torch.empty_like(home)
     places = (view(home, tensor), view(result, tensor))
     run(kind, *places, process_set.process_set_id, name, *rounded(numbers, tensor))
@@ -56,7 +73,12 @@ def into_new(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str
 
 
 def into_new_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
-    home = host(tensor)
+    here = place(tensor)
+    if here is not None and tensor.is_cuda:
+        result = torch.empty_like(tensor)
+        set_id, numbers = process_set.process_set_id, rounded(numbers, tensor)
+        return submit(kind, here, place(result), set_id, name, (storage(tensor), result), result, None, *numbers)
+    home = reachable(tensor)
     result = torch.empty_like(home)
     places = (view(home, tensor), view(result, tensor))
     numbers = rounded(numbers, tensor)
@@ -67,13 +89,13 @@ def into_new_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, nam
 
 def resized(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> torch.Tensor:
     """The result is a new tensor with as many rows as the ranks make it."""
-    home = host(tensor)  # a name, so that a copy outlives the run
+    home = reachable(tensor)  # a name, so that a copy outlives the run
     output = run(kind, view(home, tensor), None, process_set.process_set_id, name, *rounded(numbers, tensor))
     return from_output(tensor, output)
 
 
 def resized_async(kind: str, tensor: torch.Tensor, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
-    home = host(tensor)
+    home = reachable(tensor)
     set_id, numbers = process_set.process_set_id, rounded(numbers, tensor)
     return submit(kind, view(home, tensor), None, set_id, name, _kept(home, tensor), tensor, from_output, *numbers)
 
@@ -87,7 +109,7 @@ def alltoall(
     tensor: torch.Tensor, splits: list[int], device: Any, process_set: ProcessSet, name: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`splits[r]` consecutive rows go to rank r; empty splits mean equal parts."""
-    sent = host(tensor)[: sum(splits)] if splits else host(tensor)
+    sent = reachable(tensor)[: sum(splits)] if splits else reachable(tensor)
     output = run("alltoall", view(sent, tensor), None, process_set.process_set_id, name, splits=splits)
     return with_splits((tensor, device), output)
 
@@ -95,7 +117,7 @@ def alltoall(
 def alltoall_async(
     tensor: torch.Tensor, splits: list[int], device: Any, process_set: ProcessSet, name: str | None
 ) -> int:
-    sent = host(tensor)[: sum(splits)] if splits else host(tensor)
+    sent = reachable(tensor)[: sum(splits)] if splits else reachable(tensor)
     set_id = process_set.process_set_id
     there = view(sent, tensor)
     return submit("alltoall", there, None, set_id, name, hold(sent), (tensor, device), with_splits, splits=splits)
@@ -113,8 +135,9 @@ def group_in_place_async(
     here = [found for tensor in tensors if (found := place(tensor)) is not None]
     if len(here) == len(tensors):
         kept = [keep(tensor) for tensor in tensors]
+        numbers = rounded(numbers, tensors[0])
         return submit_group(kind, here, here, set_id, name, kept, list(tensors), None, *numbers)
-    homes = _hosts(tensors)
+    homes = _all_reachable(tensors)
     places = _views(homes, tensors)
     results = list(zip(tensors, homes, strict=True))
     numbers = rounded(numbers, tensors[0])
@@ -124,7 +147,14 @@ def group_in_place_async(
 def group_into_new_async(
     kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet, name: str | None, *numbers: Any
 ) -> int:
-    homes = _hosts(tensors)
+    here = [found for tensor in tensors if tensor.is_cuda and (found := place(tensor)) is not None]
+    if here and len(here) == len(tensors):
+        results = [torch.empty_like(tensor) for tensor in tensors]
+        outputs = [place(result) for result in results]
+        set_id, numbers = process_set.process_set_id, rounded(numbers, tensors[0])
+        kept = ([storage(tensor) for tensor in tensors], results)
+        return submit_group(kind, here, outputs, set_id, name, kept, results, None, *numbers)
+    homes = _all_reachable(tensors)
     results = [torch.empty_like(home) for home in homes]
     places = _views(homes, tensors)
     outputs = _views(results, tensors)
@@ -138,7 +168,7 @@ def group_into_new_async(
 def group_resized_async(
     kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet, name: str | None, *numbers: Any
 ) -> int:
-    homes = _hosts(tensors)
+    homes = _all_reachable(tensors)
     places = _views(homes, tensors)
     set_id, kept = process_set.process_set_id, _all_kept(homes, tensors)
     numbers = rounded(numbers, tensors[0])
@@ -153,11 +183,11 @@ def _all_kept(homes: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) ->
     return [_kept(home, tensor) for home, tensor in zip(homes, tensors, strict=True)]
 
 
-def _hosts(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _all_reachable(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     device = tensors[0].device
     for tensor in tensors:
         if tensor.device != device:
             raise HorovodInternalError(
                 f"the tensors of a group must be on one device, but one is on {device} and another on {tensor.device}."
             )
-    return [host(tensor) for tensor in tensors]
+    return [reachable(tensor) for tensor in tensors]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
 from corro._front.adapter import CPU, View
-from corro._native import Output
+from corro._native import Output, register_streams, takes_gpu_memory
 
 # Horovod's numbers, then ours. Older torch versions lack the last ones.
 DTYPES: dict[torch.dtype, int] = {
@@ -31,20 +32,52 @@ for _name, _number in (("uint16", 2), ("uint32", 11), ("uint64", 12)):
 _strided = torch.strided
 
 
-def host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if the engine can read it where it is, else a contiguous copy on the CPU."""
-    if tensor.is_cpu and tensor.layout is _strided and tensor.is_contiguous() and not tensor.is_neg():
+def reachable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if the engine can use it where it is, else a contiguous copy: beside it, or on the CPU."""
+    if tensor.layout is _strided and tensor.is_contiguous() and not tensor.is_neg() and _is_reached(tensor):
         return tensor
-    return _staged(tensor)
+    return _copy(tensor)
+
+
+def _is_reached(tensor: torch.Tensor) -> bool:
+    """Whether the engine can use memory where this tensor lies."""
+    return tensor.is_cpu or (tensor.is_cuda and _takes_gpu_memory())
 
 
 def place(tensor: torch.Tensor) -> View | None:
-    """The `view` of a tensor that the engine can use where it is; None if it takes a `host`. Every submit calls it."""
+    """The `view` of a tensor that the engine can use where it is; None if that takes a copy (`reachable`). Every submit calls it."""
     if tensor.is_cpu and tensor.layout is _strided and tensor.is_contiguous() and not tensor.is_neg():
         dtype = DTYPES.get(tensor.dtype)
         if dtype is not None:
             return (tensor.data_ptr(), tensor.shape, dtype, CPU)
+    elif tensor.is_cuda and tensor.layout is _strided and tensor.is_contiguous() and not tensor.is_neg():
+        dtype = DTYPES.get(tensor.dtype)
+        if dtype is not None and _takes_gpu_memory():
+            device = tensor.device.index or 0
+            return (tensor.data_ptr(), tensor.shape, dtype, device, current_stream(device))
     return None
+
+
+def current_stream(device: int) -> int:
+    """The number by which CUDA knows torch's current stream. Every submit asks for it."""
+    return int(_raw_stream(device))
+
+
+def _stream_of_object(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# What torch's own compiler calls; without it a Python object is made each time, which takes ten times as long.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of_object)
+
+
+@functools.cache
+def _takes_gpu_memory() -> bool:
+    """Whether the engine takes tensors on GPUs where they are."""
+    if not takes_gpu_memory():
+        return False
+    register_streams(current_stream)
+    return True
 
 
 def hold(tensor: torch.Tensor) -> Any:
@@ -53,6 +86,8 @@ def hold(tensor: torch.Tensor) -> Any:
     torch gives back the memory of a storage that is resized. Not so if numpy has been shown it: then it refuses. So
     does whoever asks afterwards: a storage that has been in flight keeps its size for good, as one that numpy knows.
     """
+    if tensor.is_cuda:
+        return storage(tensor)
     alias = tensor.detach()
     try:
         return (alias.view(torch.int16) if alias.dtype == torch.bfloat16 else alias).numpy()
@@ -66,24 +101,26 @@ def storage(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage()
 
 
-def _staged(tensor: torch.Tensor) -> torch.Tensor:
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         raise ValueError(
             f"a {tensor.layout} tensor is not supported here. For sparse gradients use hvd.sparse_allreduce_async, "
             f"or tensor.to_dense()."
         )
-    staged = tensor.detach().to("cpu").contiguous().resolve_neg()
-    return staged.clone() if staged.data_ptr() == tensor.data_ptr() else staged
+    copy = tensor.detach() if _is_reached(tensor) else tensor.detach().to("cpu")
+    copy = copy.contiguous().resolve_neg()
+    return copy.clone() if copy.data_ptr() == tensor.data_ptr() else copy
 
 
 def view(home: torch.Tensor, tensor: torch.Tensor) -> View:
-    """What `host` returned for `tensor`, in the engine's words."""
-    dtype = DTYPES.get(home.dtype)
-    if dtype is None:
+    """What `reachable` returned for `tensor`, in the engine's words."""
+    here = place(home)
+    if here is None:
         raise ValueError(
             f"a tensor of {home.dtype} is not supported; convert it first, for example with tensor.float()."
         )
-    return (home.data_ptr(), home.shape, dtype, device_number(tensor))
+    # Where a tensor lives, whatever memory it is handed over in: ranks whose tensors do not all live alike are told.
+    return here if home.device == tensor.device else (*here[:3], device_number(tensor))
 
 
 def device_number(tensor: torch.Tensor) -> int:
@@ -111,7 +148,7 @@ def put_back(places: tuple[torch.Tensor, torch.Tensor], _output: Output | None =
 
 
 def to_device(places: tuple[torch.Tensor, torch.Tensor], _output: Output | None = None) -> torch.Tensor:
-    """Ends an operation with a new result: (the input, the result on the CPU) -> the result beside the input."""
+    """Ends an operation with a new result: (the input, the result) -> the result beside the input."""
     tensor, result = places
     return result if tensor.is_cpu else result.to(tensor.device)
 
@@ -119,8 +156,11 @@ def to_device(places: tuple[torch.Tensor, torch.Tensor], _output: Output | None 
 def from_output(like: torch.Tensor, output: Output | None) -> torch.Tensor:
     """The memory the engine allocated, as a tensor with the dtype and device of `like`."""
     assert output is not None, "this kind of operation has a result of its own"
-    if output.nbytes == 0:
-        return torch.empty(output.shape, dtype=like.dtype, device=like.device)
+    if output.nbytes == 0 or output.is_on_gpu:
+        result = torch.empty(output.shape, dtype=like.dtype, device=like.device)
+        if output.is_on_gpu:
+            output.copy_to(result.data_ptr(), current_stream(result.device.index))
+        return result
     result = from_dlpack(output.__dlpack__()).view(like.dtype).view(output.shape)
     return result if like.is_cpu else result.to(like.device)
 

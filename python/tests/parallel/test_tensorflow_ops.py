@@ -477,3 +477,17 @@ def test_a_failure_in_compiled_code_is_an_error():
     with pytest.raises(tf.errors.OpError, match="Mismatched ALLREDUCE tensor shapes"):
         compiled(tf.ones([2 + hvd.rank()]))
     np.testing.assert_allclose(hvd.allreduce(tf.ones([2]), name="after compiled"), [1.0, 1.0])
+
+
+def test_operations_in_a_gpus_graph_take_their_tensors_from_host_memory():
+    """TensorFlow then copies them there and back. (Whether a GPU's graph is right needs one: `make gpu`.)"""
+    from tensorflow.python.framework import kernels, op_def_registry
+
+    names = {kernel.op for kernel in kernels.get_all_registered_kernels().kernel if kernel.op.startswith("Horovod")}
+    assert len(names) == 15
+    for name in names:
+        registered = {kernel.device_type: kernel for kernel in kernels.get_registered_kernels_for_op(name).kernel}
+        assert set(registered) >= {"CPU", "GPU"}, name
+        definition = op_def_registry.get(name)
+        arguments = [argument.name for argument in (*definition.input_arg, *definition.output_arg)]
+        assert sorted(registered["GPU"].host_memory_arg) == sorted(arguments), name

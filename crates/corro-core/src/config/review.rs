@@ -9,7 +9,7 @@ use super::{REPORTED, VARIABLES, Variable};
 pub static WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("HOROVOD_HIERARCHICAL_ALLGATHER", "there is one way to gather over several hosts"),
     ("HOROVOD_TORUS_ALLREDUCE", "Corro has no torus allreduce"),
-    ("HOROVOD_NUM_NCCL_STREAMS", "Corro does not use NCCL"),
+    ("HOROVOD_NUM_NCCL_STREAMS", "Corro has one stream for each process set"),
     ("HOROVOD_BATCH_D2D_MEMCOPIES", "Corro packs tensors in its own way"),
     ("HOROVOD_ENABLE_ASYNC_COMPLETION", "operations always complete asynchronously"),
     ("HOROVOD_ENABLE_XLA_OPS", "XLA operations are always there"),
@@ -151,7 +151,7 @@ mod tests {
             (("HOROVOD_CYCEL_TIME", "1"), "did you mean HOROVOD_CYCLE_TIME?"),
             (("CORRO_FUSION_TRESHOLD", "1"), "did you mean CORRO_FUSION_THRESHOLD?"),
             (("CORRO_TIME_OUT", "1"), "did you mean CORRO_TIMEOUT?"),
-            (("HOROVOD_NUM_NCCL_STREAMS", "2"), "has no effect: Corro does not use NCCL"),
+            (("HOROVOD_NUM_NCCL_STREAMS", "2"), "has no effect: Corro has one stream"),
         ] {
             let said = say(&[pair]);
             assert!(said.len() == 1 && said[0].contains(words), "{pair:?}: {said:?}");

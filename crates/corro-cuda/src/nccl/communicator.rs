@@ -16,6 +16,8 @@ use crate::sys::Handle;
 
 /// NCCL's type for bytes.
 const BYTES: c_int = 1;
+/// So often NCCL is asked without a pause: most calls are taken within microseconds, and a pause is far longer.
+const LOOKS: u32 = 100;
 /// How long a communicator that is no longer needed waits for its peers before it leaves without a word.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -74,6 +76,11 @@ impl Communicator {
         self.nccl.check(self.state()?, "running a collective")
     }
 
+    /// Whether it was ended by [`Self::abort`], or by an error.
+    pub fn is_aborted(&self) -> bool {
+        self.raw.is_none()
+    }
+
     /// Ends everything at once, also kernels that run; peers notice. Everything later is an error.
     pub fn abort(&mut self) {
         if let Some(raw) = self.raw.take()
@@ -117,12 +124,21 @@ impl Communicator {
         })
     }
 
-    /// What rank `root` has in `from` goes to everybody's `to`.
-    pub fn broadcast(&mut self, stream: &Stream, to: Span<'_>, from: Span<'_>, root: usize) -> Result<()> {
-        fits(to, from, 1)?;
-        self.one(stream, "broadcast", |f, comm, stream| {
-            // SAFETY: both are good for as many bytes. NCCL refuses a root that is none.
-            unsafe { (f.ncclBroadcast)(pointer(from), pointer(to), to.len(), BYTES, root as c_int, comm, stream) }
+    /// Each of them, (where to, where from, root), all in one group: what rank `root` has in `from` goes to everybody's `to`.
+    /// On other ranks `from` is not read, and may be `to`.
+    pub fn broadcast(&mut self, stream: &Stream, tensors: &[(Span<'_>, Span<'_>, usize)]) -> Result<()> {
+        for (to, from, _) in tensors {
+            fits(*to, *from, 1)?;
+        }
+        self.group(stream, "broadcast", |nccl, comm, stream| {
+            let broadcast = nccl.functions().ncclBroadcast;
+            for (to, from, root) in tensors {
+                let (from, to, len) = (pointer(*from), pointer(*to), to.len());
+                // SAFETY: both are good for as many bytes. NCCL refuses a root that is none.
+                let code = unsafe { broadcast(from, to, len, BYTES, *root as c_int, comm, stream) };
+                nccl.check(code, "broadcast")?;
+            }
+            Ok(())
         })
     }
 
@@ -227,7 +243,7 @@ impl Communicator {
     }
 
     fn wait(&self, deadline: Deadline, doing: &str) -> Result<()> {
-        let mut pause = Duration::from_micros(10);
+        let (mut looks, mut pause) = (0, Duration::from_micros(10));
         loop {
             let state = self.state()?;
             if state != IN_PROGRESS {
@@ -246,6 +262,11 @@ impl Communicator {
                         deadline.granted().as_secs_f64()
                     ),
                 });
+            }
+            looks += 1;
+            if looks < LOOKS {
+                std::thread::yield_now();
+                continue;
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));

@@ -106,7 +106,7 @@ fn an_allocation_is_found_by_any_of_its_addresses() {
     assert!(sharing::allocation_of(&gpu.device, 16).is_err());
     let kept = Arc::new(());
     // SAFETY: the allocation outlives it.
-    let tensor = unsafe { DeviceMemory::from_raw(base, 100, 0, None, Box::new(Arc::clone(&kept))) };
+    let tensor = unsafe { DeviceMemory::from_raw(base, 100, 0, None, Arc::new(Arc::clone(&kept))) };
     gpu.stream.zero(tensor.span()).unwrap();
     assert_eq!(gpu.read(tensor.span()), [0; 100]);
 }

@@ -44,7 +44,7 @@ fn a_group_of_one_has_its_own_data() {
     alone.check().unwrap();
     assert!(alone.all_reduce(&gpu.stream, DType::Bool, ReduceOp::Sum, &[(to.span(), from.span())]).is_err());
     alone.abort();
-    assert!(alone.broadcast(&gpu.stream, to.span(), from.span(), 0).is_err());
+    assert!(alone.broadcast(&gpu.stream, &[(to.span(), from.span(), 0)]).is_err());
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn nccl_rank_process() {
     let half = to.span().part(0..4).unwrap();
     pair.reduce_scatter(&gpu.stream, DType::F32, ReduceOp::Max, half, from.span()).unwrap();
     assert_eq!(gpu.read(half), floats(&[[2.0, 10.0][me]]));
-    pair.broadcast(&gpu.stream, to.span(), from.span(), 1).unwrap();
+    pair.broadcast(&gpu.stream, &[(to.span(), from.span(), 1)]).unwrap();
     assert_eq!(gpu.read(to.span()), floats(&[2.0, 10.0]));
     pair.exchange(&gpu.stream, &[(1 - me, from.span())], &[(1 - me, to.span())]).unwrap();
     assert_eq!(gpu.read(to.span()), floats(&[2.0 - me as f32, 10.0 * (1 - me) as f32]));

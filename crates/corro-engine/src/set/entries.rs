@@ -14,12 +14,26 @@ pub(super) struct Entry {
     /// `None` while it runs.
     pub(super) tensor: Option<Tensor>,
     /// Why it is to fail once it has come back from a collective it is withdrawn from.
-    pub(super) verdict: Option<Error>,
+    pub(super) verdict: Option<Box<Error>>,
     /// `None` while it runs in the very thread that has submitted it: that one needs no promise.
     pub(super) promise: Option<Arc<Promise>>,
     /// In the flight recorder.
     pub(super) record: u64,
     /// When it was submitted.
+    pub(super) since: Duration,
+}
+
+impl Entry {
+    #[inline]
+    fn ended(&mut self) -> Ended {
+        Ended { promise: self.promise.take(), record: self.record, since: self.since }
+    }
+}
+
+/// What is left of one that is done with.
+pub(super) struct Ended {
+    pub(super) promise: Option<Arc<Promise>>,
+    pub(super) record: u64,
     pub(super) since: Duration,
 }
 
@@ -47,18 +61,26 @@ impl Entries {
         self.table.insert(name, entry);
     }
 
-    /// As [`Entries::insert`], for what begins at once.
-    pub(super) fn insert_alone(&mut self, name: String, entry: Entry) {
-        if let Some((name, entry)) = self.alone.replace((name, entry)) {
+    /// As [`Entries::insert`], for what begins at once, in the thread that has submitted it.
+    #[inline]
+    pub(super) fn insert_alone(&mut self, name: String, record: u64, since: Duration) {
+        if let Some((name, entry)) = self.alone.take() {
             self.table.insert(name, entry);
         }
+        self.alone = Some((name, Entry { tensor: None, verdict: None, promise: None, record, since }));
     }
 
-    pub(super) fn remove(&mut self, name: &str) -> Option<Entry> {
-        if self.alone.as_ref().is_some_and(|(alone, _)| alone == name) {
-            return self.alone.take().map(|(_, entry)| entry);
+    /// It is done with.
+    #[inline]
+    pub(super) fn remove(&mut self, name: &str) -> Option<Ended> {
+        match &mut self.alone {
+            Some((alone, entry)) if alone == name => {
+                let ended = entry.ended();
+                self.alone = None;
+                Some(ended)
+            }
+            _ => self.table.remove(name).map(|mut entry| entry.ended()),
         }
-        self.table.remove(name)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -86,8 +108,8 @@ mod tests {
     fn whether_it_has_a_place_of_its_own_is_nobodys_business() {
         let mut entries = Entries::default();
         entries.insert("a".into(), entry(1));
-        entries.insert_alone("b".into(), entry(2));
-        entries.insert_alone("c".into(), entry(3));
+        entries.insert_alone("b".into(), 2, Duration::ZERO);
+        entries.insert_alone("c".into(), 3, Duration::ZERO);
         assert_eq!((entries.len(), entries.contains("b"), entries.contains("d")), (3, true, false));
         assert_eq!(entries.get_mut("c").map(|e| e.record), Some(3));
         let mut records: Vec<u64> = entries.iter().map(|(_, e)| e.record).collect();

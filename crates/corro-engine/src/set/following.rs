@@ -174,7 +174,7 @@ impl ProcessSet {
         for name in names {
             match st.entries.get_mut(name) {
                 // Withdrawn from, but not back yet.
-                Some(Entry { tensor: None, verdict, .. }) => *verdict = Some(error.clone()),
+                Some(Entry { tensor: None, verdict, .. }) => *verdict = Some(Box::new(error.clone())),
                 _ => st.refuse(now, name, error),
             }
         }

@@ -18,6 +18,7 @@ use corro_agreement::hash::HashMap;
 use corro_agreement::node::{Gear, Node, Rules};
 use corro_agreement::tree::{FAN_OUT, neighbours};
 use corro_core::{Buffer, Error, Rank, Reason, Result};
+use corro_planes::Releases;
 use corro_transport::Withdrawal;
 use rustix::event::{EventfdFlags, eventfd};
 use smallvec::SmallVec;
@@ -48,10 +49,15 @@ pub(crate) struct ProcessSet {
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
     /// How many pools its members have made.
     pub(super) pools: AtomicU64,
+    /// How its devices are let go on when it has ended.
+    pub(super) releases: Releases,
 }
 
 /// Among the numbers of a set's groups, where those of its pools begin.
 const POOLS: u64 = 1 << 23;
+
+/// The one in which tensors of GPUs pass through the host: of the planes, which make it in the order of batches.
+pub(super) const STAGING_POOL: u64 = POOLS - 1;
 
 impl ProcessSet {
     /// Opens the set. All members must do so, with the same serial number, which no other set of the job ever had.
@@ -97,6 +103,7 @@ impl ProcessSet {
             bell,
             threads: Mutex::new(Vec::new()),
             pools: AtomicU64::new(0),
+            releases: Releases::default(),
         });
         // From here on the set hears of deaths, also while it waits for its members to open the lane.
         set.start("watcher", move |set| set.watch(&watched))?;
@@ -220,8 +227,20 @@ impl ProcessSet {
         self.hand_over.with_state(self, act)
     }
 
+    /// Devices wait for no one who is lost. After an orderly end all have done what they had to.
+    fn release_devices(&self, error: &Error) {
+        if !matches!(error, Error::Shutdown(_))
+            && let Err(error) = self.releases.run()
+        {
+            self.core.warn(&format!("a GPU may wait for ever for a rank that is lost: {error}"));
+        }
+    }
+
     /// Lets go of the state, and then does what was put off until then.
     pub(super) fn do_after(&self, mut st: MutexGuard<'_, State>) {
+        if st.after.is_empty() {
+            return;
+        }
         let after = std::mem::take(&mut st.after);
         drop(st);
         for after in after {
@@ -229,7 +248,11 @@ impl ProcessSet {
                 After::Keep(promise, outcome) => promise.keep(outcome),
                 After::Warn(text) => self.core.warn(&text),
                 After::Detail(text) => self.core.detail(&text),
-                After::Over(error) => self.core.ended(self.id, &error),
+                After::Over(error) => {
+                    // First it is known to be over: what devices come to afterwards is of no worth, see `Engine::over`.
+                    self.core.ended(self.id, &error);
+                    self.release_devices(&error);
+                }
                 After::Failed(error) => self.core.failed(error),
                 After::Lost(error) => self.core.lost(error),
             }

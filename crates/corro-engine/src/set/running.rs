@@ -11,10 +11,10 @@ use corro_planes::{HOST, Outcome, Outcomes, Planes, Tensor};
 use corro_transport::Withdrawal;
 use smallvec::{SmallVec, smallvec};
 
-use super::entries::Entry;
+use super::entries;
 use super::hand_over::HandOver;
-use super::lane::Lane;
-use super::process_set::ProcessSet;
+use super::lane::{Lane, group_id};
+use super::process_set::{ProcessSet, STAGING_POOL};
 use super::state::{After, Batch, Running, State};
 use crate::promise::Promise;
 use crate::submission::Submission;
@@ -58,15 +58,28 @@ impl ProcessSet {
         let record = st.recorder.submitted(&request.name, request.kind.name(), request.bytes(), began);
         st.recorder.came_to(record, Stage::Running, began);
         self.core.observers.submitted(began, &request);
-        let entry = Entry { tensor: None, verdict: None, promise: None, record, since: began };
-        st.entries.insert_alone(request.name, entry);
+        st.entries.insert_alone(request.name, record, began);
         drop(st);
-        let tensor = Tensor::new(submission.input, submission.output);
-        let batch = Batch { agreed, mine: SmallVec::new(), tensors: smallvec![tensor], began, gear: Gear::Plan };
-        let (batch, ended, result) = self.run_batch(&mut lane, batch);
+        let mut batch = Batch { agreed, mine: SmallVec::new(), tensors: SmallVec::new(), began, gear: Gear::Plan };
+        batch.tensors.push(Tensor::new(submission.input, submission.output));
+        let (ended, mut result) = self.run_batch(&mut lane, &mut batch);
+        // Nearly always it went well, and then there is less to do than in `finish`.
+        if let Ok(outcomes) = &mut result
+            && outcomes.len() == 1
+        {
+            self.with_state(|st| {
+                st.node.finished(ended);
+                st.moved = ended;
+                self.ended(st, ended, &batch.agreed[0].name, &outcomes[0]);
+                self.submit_parked(st, ended);
+            });
+            drop(lane);
+            let outcome = outcomes.pop().unwrap_or_else(|| Err(no_outcome()));
+            return Ok(outcome.map(Ok));
+        }
         let own = self.with_state(|st| {
             st.node.finished(ended);
-            self.finish(st, ended, batch, result)
+            self.finish(st, ended, &mut batch, result)
         });
         drop(lane);
         match own {
@@ -76,15 +89,15 @@ impl ProcessSet {
                 let kept = self.drive_until(&promise, go_on);
                 Ok(if kept { promise.take().map(Ok) } else { Ok(Err(promise)) })
             }
-            None => Ok(Err(Error::Bug("a tensor without an outcome".into()))),
+            None => Ok(Err(no_outcome())),
         }
     }
 
     /// Runs a job.
     pub(super) fn run_job(&self, lane: &mut Option<Lane>, job: Running) -> Done {
         match job {
-            Running::Batch(batch) => {
-                let (batch, ended, result) = self.run_batch(lane, batch);
+            Running::Batch(mut batch) => {
+                let (ended, result) = self.run_batch(lane, &mut batch);
                 Done::Batch(batch, ended, result)
             }
             Running::Renew => Done::Renewed(self.renew(lane)),
@@ -101,11 +114,11 @@ impl ProcessSet {
     /// Puts away what has run, and takes the next job.
     pub(super) fn next_job(&self, st: &mut State, done: Option<Done>) -> Option<Running> {
         let now = match done {
-            Some(Done::Batch(batch, ended, result)) => {
+            Some(Done::Batch(mut batch, ended, result)) => {
                 if batch.gear == Gear::Plan {
                     st.node.finished(ended);
                 }
-                self.finish(st, ended, batch, result);
+                self.finish(st, ended, &mut batch, result);
                 ended
             }
             Some(Done::Renewed(result)) => {
@@ -123,9 +136,10 @@ impl ProcessSet {
         next
     }
 
-    /// Runs a batch, and says when it ended and how.
-    fn run_batch(&self, lane: &mut Option<Lane>, mut batch: Batch) -> (Batch, Duration, Result<Outcomes>) {
-        let (plane, result) = self.run_on_a_plane(lane, &mut batch);
+    /// Runs a batch, and says when it ended and how. (A batch is large, so it stays where it is: moving it costs as much as
+    /// the smallest collective.)
+    fn run_batch(&self, lane: &mut Option<Lane>, batch: &mut Batch) -> (Duration, Result<Outcomes>) {
+        let (plane, result) = self.run_on_a_plane(lane, batch);
         let now = self.core.now();
         if !matches!(result, Err(Error::Withdrawn)) {
             let (began, ended, gear, well) = (batch.began, now, batch.gear, result.is_ok());
@@ -134,7 +148,7 @@ impl ProcessSet {
                 self.tune(&change);
             }
         }
-        (batch, now, result)
+        (now, result)
     }
 
     /// Runs a batch on the plane that serves it, and says which that is.
@@ -186,9 +200,23 @@ impl ProcessSet {
         });
     }
 
+    /// A tensor has run: it is done with, and written down.
+    #[inline]
+    fn ended(&self, st: &mut State, now: Duration, name: &str, outcome: &Result<Outcome>) -> Option<entries::Ended> {
+        let entry = st.remove(name)?;
+        match outcome {
+            Ok(_) => {
+                st.recorder.came_to(entry.record, Stage::Done, now);
+                self.core.observers.metrics.completed([now.saturating_sub(entry.since)]);
+            }
+            Err(error) => st.recorder.failed(entry.record, error, now),
+        }
+        Some(entry)
+    }
+
     /// Keeps the promises of a batch, or puts its tensors back. What nobody has a promise of is for the caller: the outcome,
     /// or, if there is none yet, a promise.
-    fn finish(&self, st: &mut State, now: Duration, batch: Batch, result: Result<Outcomes>) -> Option<Own> {
+    fn finish(&self, st: &mut State, now: Duration, batch: &mut Batch, result: Result<Outcomes>) -> Option<Own> {
         let Batch { agreed, mine, tensors, .. } = batch;
         let is_mine = |i: usize| *mine.get(i).unwrap_or(&true);
         let mut own = None;
@@ -196,14 +224,7 @@ impl ProcessSet {
             Ok(outcomes) => {
                 st.moved = now;
                 for (_, (agreed, outcome)) in agreed.iter().zip(outcomes).enumerate().filter(|(i, _)| is_mine(*i)) {
-                    let Some(entry) = st.remove(&agreed.name) else { continue };
-                    match &outcome {
-                        Ok(_) => {
-                            st.recorder.came_to(entry.record, Stage::Done, now);
-                            self.core.observers.metrics.completed([now.saturating_sub(entry.since)]);
-                        }
-                        Err(error) => st.recorder.failed(entry.record, error, now),
-                    }
+                    let Some(entry) = self.ended(st, now, &agreed.name, &outcome) else { continue };
                     match entry.promise {
                         Some(promise) => st.after.push(After::Keep(promise, outcome)),
                         None => own = Some(Ok(outcome)),
@@ -211,10 +232,10 @@ impl ProcessSet {
                 }
             }
             Err(Error::Withdrawn) if st.over.is_none() => {
-                for (agreed, tensor) in agreed.iter().zip(tensors) {
+                for (agreed, tensor) in agreed.iter().zip(tensors.drain(..)) {
                     let Some(entry) = st.entries.get_mut(&agreed.name) else { continue };
                     entry.tensor = Some(tensor);
-                    own = own.or_else(|| promise_of(entry));
+                    own = own.or_else(|| promise_of(&mut entry.promise));
                     st.recorder.came_to(entry.record, Stage::Submitted, now);
                     if let Some(error) = entry.verdict.take() {
                         st.refuse(now, &agreed.name, &error);
@@ -227,7 +248,7 @@ impl ProcessSet {
                 let refused = matches!(error, Error::Usage(_)) && !agreed[0].kind.is_cacheable();
                 for (_, agreed) in agreed.iter().enumerate().filter(|(i, _)| is_mine(*i)) {
                     let Some(mut entry) = st.remove(&agreed.name) else { continue };
-                    own = own.or_else(|| promise_of(&mut entry));
+                    own = own.or_else(|| promise_of(&mut entry.promise));
                     st.recorder.failed(entry.record, &error, now);
                     let Some(promise) = entry.promise else { continue };
                     match &st.over {
@@ -267,7 +288,13 @@ impl ProcessSet {
         let tuning = Tuning::default();
         let group = self.connected(generation, tuning, withdrawal)?;
         let fabric = &self.core.fabric;
-        let planes = Planes::new(self.core.options.planes.clone(), fabric.card(fabric.rank()).locality.clone());
+        let planes = Planes::new(
+            self.core.options.planes.clone(),
+            fabric.card(fabric.rank()).locality.clone(),
+            self.releases.clone(),
+        );
+        let (pool_of, id, members) = (Arc::clone(fabric), group_id(self.serial, STAGING_POOL), self.members.clone());
+        let planes = planes.with_pool(Arc::new(move |bytes| pool_of.pool(id, &members, bytes)));
         *self.hand_over.lane() = Some(Lane { group, planes, generation, tuning });
         Ok(())
     }
@@ -316,13 +343,17 @@ pub(super) enum Done {
 type Own = std::result::Result<Result<Outcome>, Arc<Promise>>;
 
 /// From now on somebody must be promised what becomes of this.
-fn promise_of(entry: &mut Entry) -> Option<Own> {
-    if entry.promise.is_some() {
+fn promise_of(place: &mut Option<Arc<Promise>>) -> Option<Own> {
+    if place.is_some() {
         return None;
     }
     let promise = Promise::new();
-    entry.promise = Some(Arc::clone(&promise));
+    *place = Some(Arc::clone(&promise));
     Some(Err(promise))
+}
+
+fn no_outcome() -> Error {
+    Error::Bug("a tensor without an outcome".into())
 }
 
 fn one_outcome<T>(_: T) -> Outcomes {

@@ -13,7 +13,7 @@ use corro_planes::{Outcome, Tensor};
 use corro_transport::Withdrawal;
 use smallvec::SmallVec;
 
-use super::entries::{Entries, Entry};
+use super::entries::{Ended, Entries};
 use super::hand_over::Ears;
 use super::parking::Parking;
 use super::wires::{Heard, Traffic, Wires};
@@ -92,7 +92,7 @@ pub(super) enum After {
 
 impl State {
     /// A tensor is done with.
-    pub(super) fn remove(&mut self, name: &str) -> Option<Entry> {
+    pub(super) fn remove(&mut self, name: &str) -> Option<Ended> {
         self.parking.done(name);
         self.entries.remove(name)
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::support::{LIMIT, numbers, of, on_hosts, on_ranks, sum};
 use corro_core::Rank;
-use corro_engine::{GLOBAL, Gear, Kind, Options};
+use corro_engine::metrics::Count;
+use corro_engine::{GLOBAL, Kind, Options};
 
 /// One host; two hosts of two; each on its own; uneven.
 const HOSTS: [&[usize]; 5] = [&[0], &[0, 0], &[0, 0, 1, 1], &[0, 1, 2], &[0, 0, 0, 1, 1, 2]];
@@ -26,9 +27,10 @@ fn tensors_submitted_in_any_order_are_reduced() {
                     assert_eq!(numbers(ticket.wait().unwrap()), vec![want; 100]);
                 }
             }
-            engine.gear(GLOBAL).unwrap()
+            // (Not the gear at the end: on a busy machine a plan may just have been given up for a rank that was late.)
+            engine.metrics().get(Count::PlanEntries)
         });
-        assert!(results.iter().all(|gear| *gear == Gear::Plan), "{hosts:?}: {results:?}");
+        assert!(results.iter().all(|planned| *planned > 0), "{hosts:?}: {results:?}");
     }
 }
 
@@ -114,9 +116,10 @@ fn tensors_without_names_come_into_the_plan() {
                 }
             };
             (0..500).for_each(|_| step());
-            engine.gear(GLOBAL).unwrap()
+            // (Not the gear at the end: on a busy machine a plan may just have been given up for a rank that was late.)
+            engine.metrics().get(Count::PlanEntries)
         });
-        assert!(results.iter().all(|gear| *gear == Gear::Plan), "{hosts:?}: {results:?}");
+        assert!(results.iter().all(|planned| *planned > 0), "{hosts:?}: {results:?}");
     }
 }
 

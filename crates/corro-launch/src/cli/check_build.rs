@@ -1,15 +1,18 @@
 //! The table of `horovodrun --check-build`, in Horovod's layout.
 
-use super::doctor;
+use super::{doctor, doctor_gpu};
 
 /// The release of Horovod whose interface this is.
 pub(super) const HOROVOD: &str = "0.28.1";
 
 /// The table. Frameworks are those found now: none is built in. The rest says the same as `nccl_built()` and its kin in
-/// Python: what Corro uses, whatever libraries the machine has.
+/// Python: what ranks would use on this machine.
 pub(super) fn table() -> String {
     let found = doctor::frameworks();
     let has = |name: &str| found.iter().any(|(n, there)| n == name && *there);
+    // Without a GPU nobody needs it.
+    let gpus = corro_cuda::driver().and_then(corro_cuda::Driver::device_count).is_ok_and(|count| count > 0);
+    let nccl = gpus && doctor_gpu::nccl().is_ok();
     layout(&[
         (
             "Available Frameworks:",
@@ -18,7 +21,7 @@ pub(super) fn table() -> String {
         ("Available Controllers:", &[("MPI", false), ("Gloo", true)]),
         (
             "Available Tensor Operations:",
-            &[("NCCL", false), ("DDL", false), ("CCL", false), ("MPI", false), ("Gloo", true)],
+            &[("NCCL", nccl), ("DDL", false), ("CCL", false), ("MPI", false), ("Gloo", true)],
         ),
     ])
 }

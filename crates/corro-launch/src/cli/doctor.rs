@@ -3,44 +3,20 @@
 //! Looks and reports; changes nothing, and imports no framework (that would take seconds and memory).
 
 use std::ffi::OsString;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Arg;
 use corro_core::{Result, config};
 use corro_transport::{cores, nic};
 use rustix::process::{Resource, getrlimit};
 
-use super::{exit, request};
+use super::finding::{Finding, Verdict, ask, finding};
+use super::{doctor_gpu, exit, request};
 use crate::job::Job;
 use crate::output::{Output, Style};
 use crate::placement;
 
-/// No program that is asked something may take longer.
-const PATIENCE: Duration = Duration::from_secs(10);
 const MIB: u64 = 1 << 20;
-
-/// How much a finding matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Fine,
-    /// Works, but slower or for fewer uses than it could.
-    Note,
-    /// Jobs will fail.
-    Bad,
-}
-
-/// One line of the report.
-struct Finding {
-    verdict: Verdict,
-    about: &'static str,
-    text: String,
-}
-
-fn finding(verdict: Verdict, about: &'static str, text: impl Into<String>) -> Finding {
-    Finding { verdict, about, text: text.into() }
-}
 
 /// Its flags.
 pub(super) fn command() -> clap::Command {
@@ -68,7 +44,8 @@ pub(super) fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
         Err(e) => return exit::show(&e),
     };
     let mut findings = vec![python()];
-    findings.extend([cuda(), nccl_finding(), mpi(), shared_memory(), memfd()]);
+    findings.extend(doctor_gpu::findings());
+    findings.extend([mpi(), shared_memory(), memfd()]);
     findings.extend([limits(), cpu(), network()]);
     match reach(&matches, agent) {
         Ok(hosts) => findings.extend(hosts),
@@ -95,33 +72,6 @@ fn report(findings: &[Finding]) -> String {
         bad => writeln!(page, "{bad} of these will make jobs fail"),
     };
     page
-}
-
-/// What a program prints, if it runs and ends well in time.
-fn ask(program: &str, arguments: &[&str]) -> Option<String> {
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .ok()?;
-    let until = Instant::now() + PATIENCE;
-    // Short answers only: they fit into a pipe, so it can be read after the end.
-    let status = loop {
-        match child.try_wait().ok()? {
-            Some(status) => break status,
-            None if Instant::now() > until => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return None;
-            }
-            None => std::thread::sleep(Duration::from_millis(2)),
-        }
-    };
-    let mut text = String::new();
-    std::io::Read::read_to_string(child.stdout.as_mut()?, &mut text).ok()?;
-    status.success().then(|| text.trim().to_owned())
 }
 
 const FRAMEWORKS: &str = "torch tensorflow keras jax mxnet pyspark ray numpy corro horovod";
@@ -162,38 +112,6 @@ fn python() -> Finding {
         found[1..].iter().filter(|(_, v)| v != "-").map(|(name, version)| format!("{name} {version}")).collect();
     let packages = if there.is_empty() { "no framework found".to_owned() } else { there.join(", ") };
     finding(Verdict::Fine, "Python", format!("{version} ({path}); {packages}"))
-}
-
-fn cuda() -> Finding {
-    match ask("nvidia-smi", &["-L"]) {
-        Some(list) if !list.is_empty() => finding(
-            Verdict::Fine,
-            "CUDA",
-            format!("{} GPU(s): {}", list.lines().count(), list.lines().next().unwrap_or_default()),
-        ),
-        _ => finding(Verdict::Note, "CUDA", "no NVIDIA GPU found; training runs on CPUs"),
-    }
-}
-
-/// Where NCCL's library is, if it is here.
-pub(super) fn nccl() -> Option<String> {
-    let listed = ask("ldconfig", &["-p"]).or_else(|| ask("/sbin/ldconfig", &["-p"])).unwrap_or_default();
-    let line = listed.lines().find(|l| l.contains("libnccl.so")).and_then(|l| l.split("=> ").nth(1));
-    line.map(str::to_owned).or_else(|| {
-        // As frameworks' own packages bring it.
-        let look =
-            "import importlib.util as u\ns = u.find_spec('nvidia.nccl')\nprint(list(s.submodule_search_locations)[0])";
-        let folder = PathBuf::from(ask("python3", &["-c", look])?);
-        let library = folder.join("lib").join("libnccl.so.2");
-        library.exists().then(|| library.display().to_string())
-    })
-}
-
-fn nccl_finding() -> Finding {
-    match nccl() {
-        Some(path) => finding(Verdict::Fine, "NCCL", path),
-        None => finding(Verdict::Note, "NCCL", "not found; only needed for GPUs"),
-    }
 }
 
 fn mpi() -> Finding {

@@ -14,7 +14,9 @@
 mod check_build;
 mod config_file;
 mod doctor;
+mod doctor_gpu;
 mod exit;
+mod finding;
 mod flags;
 mod knobs;
 mod program;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use corro_agreement::request::Place;
 use corro_collectives::{Collective, Group};
 use corro_core::{DType, Error, GroupId, Rank, ReduceOp, Result};
-use corro_planes::{Choice, Facts, HOST, Output, Planes, Row, Table, Tensor, Wanted, choose};
+use corro_planes::{Choice, Facts, HOST, Output, Planes, Releases, Row, Table, Tensor, Wanted, choose};
 use corro_transport::{Fabric, Settings};
 
 use crate::support::fake::{FakeRow, read, table, upload};
@@ -113,7 +113,7 @@ fn all_members_choose_the_same_though_they_differ() {
         let second = FakeRow { opens: if me == 1 { broken() } else { Ok(()) }, ..FakeRow::new("second") };
         let third = FakeRow::new("third");
         let described = Arc::clone(&third.described);
-        let mut planes = Planes::new(table(vec![first, second, third]), format!("host{me}"));
+        let mut planes = Planes::new(table(vec![first, second, third]), format!("host{me}"), Releases::default());
         // Tensors of the host ask nobody anything.
         assert_eq!(sum(&mut planes, group, Place::Host, on_host()).unwrap(), (HOST, Some(vec![3; 4])));
         // Nor do tensors of which some rank has made a copy.
@@ -134,7 +134,7 @@ fn where_no_plane_serves_tensors_go_through_the_host() {
         let me = group.rank();
         // The last one knows nothing of devices, and has joined.
         let table = if me == 2 { Table::default() } else { table(vec![FakeRow::new("far")]) };
-        let mut planes = Planes::new(table, "here".into());
+        let mut planes = Planes::new(table, "here".into(), Releases::default());
         let mine = if me == 2 { Tensor::default() } else { on_device() };
         sum(&mut planes, group, Place::Gpu, mine).unwrap()
     });
@@ -145,7 +145,7 @@ fn where_no_plane_serves_tensors_go_through_the_host() {
 fn ranks_that_ask_for_different_planes_all_learn_it() {
     let texts = on_groups(&[0, 0], |group| {
         let wish = (group.rank() == 1).then(|| "far".to_owned());
-        let mut planes = Planes::new(table(vec![FakeRow::new("far")]).forced(wish), "here".into());
+        let mut planes = Planes::new(table(vec![FakeRow::new("far")]).forced(wish), "here".into(), Releases::default());
         sum(&mut planes, group, Place::Gpu, on_device()).unwrap_err().to_string()
     });
     assert!(texts[0].contains("rank 0 for none, rank 1 for \"far\""), "{texts:?}");
@@ -165,7 +165,7 @@ fn a_peer_that_is_lost_is_named_in_every_phase() {
                     let members = world(3);
                     let mut group = Group::open(&fabric, GroupId(7), &members).unwrap();
                     group.barrier().unwrap();
-                    let mut planes = Planes::new(table(vec![FakeRow::new("far")]), "here".into());
+                    let mut planes = Planes::new(table(vec![FakeRow::new("far")]), "here".into(), Releases::default());
                     let agreed = [agreed(allreduce(ReduceOp::Sum), DType::U8, &[4], Place::Gpu)];
                     let mut tensors = [on_device()];
                     if me == Rank::new(2) {

@@ -17,7 +17,7 @@ fn withdrawn_and_run_again(place: Place, planes: fn() -> Table, memory: fn(&[u8]
         // A factor that comes first must not be applied twice.
         let kind = Kind::Allreduce { op: ReduceOp::Sum, prescale: 3f64.to_bits(), postscale: 1f64.to_bits() };
         let agreed = [agreed(kind, DType::U8, &[4], place)];
-        let mut planes = Planes::new(planes(), "here".into());
+        let mut planes = Planes::new(planes(), "here".into(), corro_planes::Releases::default());
         let mut before = group(fabric, 1);
         let fresh = || [Tensor::new(None, Output::InPlace(memory(&[1, 2, 3, 4])))];
         // As in any job: what is in a plan has been run before.

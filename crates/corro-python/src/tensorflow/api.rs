@@ -90,6 +90,7 @@ functions! {
 
     TF_NewKernelBuilder(*const c_char, *const c_char, Create, Compute, Delete) -> *mut KernelBuilder;
     TF_NewAsyncKernelBuilder(*const c_char, *const c_char, Create, ComputeAsync, Delete) -> *mut KernelBuilder;
+    TF_KernelBuilder_HostMemory(*mut KernelBuilder, *const c_char);
     TF_RegisterKernelBuilder(*const c_char, *mut KernelBuilder, *mut RawStatus);
     TF_RunAsyncOpKernelDoneCallback(*mut DoneCallback);
 

@@ -1,6 +1,6 @@
 //! The operations as TensorFlow's graphs know them: names, inputs, attributes, and the shapes of results.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_int};
 
 use super::api::{Api, RawStatus, ShapeContext, ShapeFunction, ShapeHandle, Status, api};
 
@@ -184,6 +184,17 @@ pub(super) fn define_all(api: &Api) -> Result<(), String> {
 }
 
 impl Definition {
+    /// The names of its inputs and outputs.
+    pub(super) fn arguments(&self) -> impl Iterator<Item = CString> {
+        let name = |text: &&CStr| {
+            let bytes = text.to_bytes();
+            let end = bytes.iter().position(|byte| *byte == b':').unwrap_or(bytes.len());
+            // (A part of a text without zeros has none.)
+            CString::new(&bytes[..end]).unwrap_or_default()
+        };
+        self.inputs.iter().chain(self.outputs).map(name)
+    }
+
     fn register(&self, api: &Api) -> Result<(), String> {
         let status = Status::new();
         // SAFETY: TensorFlow copies the texts; the builder is given back to it by the last call.

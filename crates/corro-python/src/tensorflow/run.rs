@@ -5,7 +5,7 @@
 //! threads as they like. Who is alone with a small tensor lends the engine its thread for a moment, see
 //! [`super::work_in_place::WorkInPlace`].
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ use super::done_callback::Done;
 use super::failure::{Answer, Failure, engine, guarded};
 use super::kernel::Kernel;
 use super::node::{Attributes, Call};
-use super::ops::{OPS, Op};
+use super::ops::{Definition, OPS, Op};
 use crate::running;
 
 /// A collective that waits where it is called: in eager execution, where somebody waits for it anyway, and then the engine
@@ -203,23 +203,37 @@ const CREATE: [Create; OPS.len()] = [
     create::<14>,
 ];
 
-/// Gives every operation its kernel; TensorFlow must know the operations by then.
+/// Gives every operation its kernels; TensorFlow must know the operations by then.
+///
+/// That for GPUs is the same, and asks for all its tensors in the memory of the host: TensorFlow's C interface gives no stream of a
+/// GPU, by which one could tell when a tensor is there. TensorFlow itself copies them, by way of pinned memory.
 pub(super) fn register_kernels(api: &Api) -> Result<(), String> {
     for (definition, create) in OPS.iter().zip(CREATE) {
-        let name = definition.name.as_ptr();
-        let status = Status::new();
-        let waits =
-            !matches!(definition.op, Op::Size | Op::Rank | Op::LocalSize | Op::LocalRank | Op::ProcessSetIncluded);
-        // SAFETY: the functions have the types that TensorFlow calls them by; it owns the builder after the last call.
-        unsafe {
-            let builder = if waits {
-                (api.TF_NewAsyncKernelBuilder)(name, c"CPU".as_ptr(), create, compute_async as ComputeAsync, delete)
-            } else {
-                (api.TF_NewKernelBuilder)(name, c"CPU".as_ptr(), create, compute as Compute, delete)
-            };
-            (api.TF_RegisterKernelBuilder)(name, builder, status.raw());
+        for device in [c"CPU", c"GPU"] {
+            register_kernel(api, definition, create, device)?;
         }
-        status.check()?;
     }
     Ok(())
+}
+
+fn register_kernel(api: &Api, definition: &Definition, create: Create, device: &CStr) -> Result<(), String> {
+    let (name, device_name) = (definition.name.as_ptr(), device.as_ptr());
+    let status = Status::new();
+    let waits = !matches!(definition.op, Op::Size | Op::Rank | Op::LocalSize | Op::LocalRank | Op::ProcessSetIncluded);
+    // SAFETY: the functions have the types that TensorFlow calls them by; it copies texts, and owns the builder after the last
+    // call.
+    unsafe {
+        let builder = if waits {
+            (api.TF_NewAsyncKernelBuilder)(name, device_name, create, compute_async as ComputeAsync, delete)
+        } else {
+            (api.TF_NewKernelBuilder)(name, device_name, create, compute as Compute, delete)
+        };
+        if device == c"GPU" {
+            for argument in definition.arguments() {
+                (api.TF_KernelBuilder_HostMemory)(builder, argument.as_ptr());
+            }
+        }
+        (api.TF_RegisterKernelBuilder)(name, builder, status.raw());
+    }
+    status.check()
 }

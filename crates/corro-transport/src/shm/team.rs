@@ -391,8 +391,15 @@ impl Team {
         };
         assert!(copies.iter().all(|c| c.len == len), "lengths differ");
         assert_eq!(len % dtype.size(), 0, "not a whole number of {dtype} elements");
-        let targets: Few<*mut u8> = std::iter::once(to).chain(copies.iter().map(|c| c.at)).collect();
-        let starts: Few<*const u8> = sources.iter().map(start).collect();
+        // (Pushed rather than collected: that would move the whole list once more.)
+        let (mut targets, mut starts) = (Few::<*mut u8>::new(), Few::<*const u8>::new());
+        targets.push(to);
+        for copy in copies {
+            targets.push(copy.at);
+        }
+        for source in sources {
+            starts.push(start(source));
+        }
         // SAFETY: every operand has `len` valid bytes (checked above). A source is a target itself, or private memory that
         // the borrow checker keeps apart from them, or a span of another member or another place.
         unsafe {

@@ -10,6 +10,7 @@ import torch
 from corro._front import basics
 from corro._front.elastic import ObjectState
 from corro._front.objects import broadcast_object
+from corro._native import check_running
 from corro.torch.elastic.sampler import ElasticSampler
 from corro.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -86,6 +87,15 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
     _handlers = registry
 
 
+def _await_gpus() -> None:
+    """What is saved must be worth it. A GPU may still be at the last collectives; if a rank is lost meanwhile, it goes on with
+    whatever it has.
+    """
+    if basics.is_initialized() and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        check_running()
+
+
 class TorchState(ObjectState):
     """Model, optimizer, schedulers, samplers and plain values of a training, as attributes.
 
@@ -118,6 +128,7 @@ class TorchState(ObjectState):
         super().commit()
 
     def save(self) -> None:
+        _await_gpus()
         for handler in self._handlers.values():
             handler.save()
         super().save()

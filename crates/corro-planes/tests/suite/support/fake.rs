@@ -46,13 +46,13 @@ pub(crate) fn upload(bytes: &[u8]) -> Memory {
     let address = device.next;
     device.memory.insert(address, bytes.to_vec());
     // SAFETY: nobody takes the address for anything but a number.
-    unsafe { DeviceMemory::from_raw(address, bytes.len(), 0, Box::new(Owner(address))) }.into()
+    unsafe { DeviceMemory::from_raw(address, bytes.len(), 0, None, Arc::new(Owner(address))) }.into()
 }
 
 /// What some memory holds, of the device or not.
 pub(crate) fn read(memory: &Memory) -> Vec<u8> {
     match memory.device() {
-        Some(memory) => device().memory[&memory.address()].clone(),
+        Some(memory) => device().memory[&memory.span().address()].clone(),
         None => memory.host().unwrap().as_slice().to_vec(),
     }
 }
@@ -117,7 +117,7 @@ impl Fake {
             return Ok(tensor.outcome(staged.shape));
         }
         tensor.allocate(&staged.shape, agreed.dtype, on_device, |bytes| Ok(upload(&vec![0; bytes])))?;
-        let address = tensor.place()?.device().map_or(0, DeviceMemory::address);
+        let address = tensor.place()?.device().map_or(0, |memory| memory.span().address());
         let Outcome { received_splits, .. } = staged;
         let bytes = staged.output.map_or(Ok(Vec::new()), |memory| Ok(memory.into_host()?.into_vec()))?;
         let write = Mutex::new(Some((address, bytes)));
@@ -190,7 +190,7 @@ impl Row for FakeRow {
         self.name
     }
 
-    fn describe(&self, facts: &mut Facts) {
+    fn describe(&self, facts: &mut Facts, _: Option<usize>) {
         self.described.fetch_add(1, Ordering::Relaxed);
         facts.says(self.name, self.ability.clone());
     }
@@ -199,7 +199,13 @@ impl Row for FakeRow {
         (self.why_not)(wanted, facts)
     }
 
-    fn open(&self, group: &mut Group, members: &[Rank], _: &[Facts]) -> Result<Verdict<Box<dyn Plane>>> {
+    fn open(
+        &self,
+        group: &mut Group,
+        members: &[Rank],
+        _: &[Facts],
+        _: Option<usize>,
+    ) -> Result<Verdict<Box<dyn Plane>>> {
         let Self { name, asks, fails, .. } = *self;
         let plane = |()| Box::new(Fake { name, asks, fails }) as Box<dyn Plane>;
         agree(group, members, self.opens.clone().map(plane))
@@ -209,5 +215,5 @@ impl Row for FakeRow {
 /// A table with these rows, and a [`Fake`] called "staged" for what they don't serve.
 pub(crate) fn table(rows: Vec<FakeRow>) -> Table {
     let rows = rows.into_iter().map(|row| Arc::new(row) as Arc<dyn Row>).collect();
-    Table::new(rows, Arc::new(|| Ok(Box::new(Fake::new("staged")))))
+    Table::new(rows, Arc::new(|_| Ok(Box::new(Fake::new("staged")))))
 }

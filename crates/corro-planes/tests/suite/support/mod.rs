@@ -9,6 +9,7 @@ use corro_collectives::Group;
 use corro_core::{DType, GroupId, Rank, ReduceOp, Shape};
 use corro_transport::{Fabric, Settings};
 
+pub(crate) mod cases;
 pub(crate) mod fake;
 
 /// Nothing in a test may take longer than this.
