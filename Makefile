@@ -117,6 +117,8 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	scripts/python_install tf
 	.venv-test-tf/bin/corro run -np 2 .venv-test-tf/bin/python bench/tensorflow_ops.py
 	.venv-test-tf/bin/python bench/keras_fit.py
+	bench/setup_jax
+	.venv-bench-jax/bin/python bench/jax_ops.py
 
 gpu: ## what needs an NVIDIA GPU, with ranks that share it; fails where there is none
 	@python3 scripts/gpu_test.py check

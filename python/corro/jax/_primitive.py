@@ -111,6 +111,22 @@ def _lower(ctx: Any, *arrays: Any, kind: str, name: str | None, rows: Any, back:
     return _versions.foreign_call(_TARGET, ctx, arrays, ";".join(map(str, fields)), has_side_effect=alone)
 
 
+def _lower_elsewhere(ctx: Any, *arrays: Any, **params: Any) -> Any:
+    """On devices that the engine is not called from: by way of the host, with the same name."""
+    kind, name = params["kind"], params["name"]
+    site = _site(ctx.module_context, kind if len(arrays) == 1 else f"grouped_{kind}", name)
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_out]
+
+    def on_host(*values: Any) -> Any:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            return jax.device_get(collective_p.bind(*map(jnp.asarray, values), **{**params, "name": site}))
+
+    def call(*values: Any) -> Any:
+        return jax.pure_callback(on_host, shapes, *values)
+
+    return _versions.lower_fun(call)(ctx, *arrays)
+
+
 def _site(module: Any, kind: str, name: str | None) -> str:
     """What a use of a collective is called: no other in the same program is, and on all ranks this one is."""
     program = module.module.operation.attributes["sym_name"].value
@@ -267,7 +283,8 @@ def _register() -> None:
     ad.primitive_jvps[collective_p] = _jvp
     ad.primitive_transposes[collective_p] = _transpose
     batching.primitive_batchers[collective_p] = _batch
-    _versions.register_lowering(collective_p, _lower)
+    _versions.register_lowering(collective_p, _lower_elsewhere)
+    _versions.register_lowering(collective_p, _lower, platform="cpu")
     _versions.allow_in_shard_map(collective_p)
     _sites.keep_apart(collective_p)
     ffi.register_ffi_target(_TARGET, _native.jax_handler(_versions.future_place()), platform="cpu")

@@ -36,6 +36,7 @@ __all__ = [
     "ffi",
     "foreign_call",
     "future_place",
+    "lower_fun",
     "lowering_of",
     "primitives_with_programs",
     "register_lowering",
@@ -76,12 +77,17 @@ def lowering_of(primitive: Any) -> Callable[..., Any]:
     return getattr(entry, "rule", entry)
 
 
-def register_lowering(primitive: Any, rule: Callable[..., Any]) -> None:
+def register_lowering(primitive: Any, rule: Callable[..., Any], platform: str | None = None) -> None:
     """Has `rule` called for each use of the primitive in a program: equal uses do not share what it wrote."""
     try:
-        mlir.register_lowering(primitive, rule, cacheable=False)
+        mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
     except TypeError:  # before JAX 0.7 nothing was shared
-        mlir.register_lowering(primitive, rule)
+        mlir.register_lowering(primitive, rule, platform=platform)
+
+
+def lower_fun(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule that writes into a program what `function` does."""
+    return mlir.lower_fun(function, multiple_results=True)
 
 
 def future_place() -> int | None:
