@@ -20,7 +20,7 @@ endif
 # Programs that make files. All are built at once, with what the tests use: one alone would compile much of it anew.
 EXAMPLES = $${CARGO_TARGET_DIR:-target}/debug/examples
 # Where tests say how long each of them took.
-REPORTS = target/rust-tests.xml target/pytest-new.xml target/pytest-tf.xml target/pytest-jax.xml
+REPORTS = target/rust-tests.xml target/pytest-new.xml target/pytest-tf.xml target/pytest-jax.xml target/pytest-mxnet.xml
 # The wheel of the tests: for this machine, of the same build as the other tests.
 TEST_WHEEL = CORRO_GLIBC=here CORRO_PROFILE=dev scripts/wheel
 
@@ -68,12 +68,13 @@ unit: ## unit, conformance, fault and process tests, and the examples in the doc
 	python3 scripts/rust_test.py
 	$(CARGO) test --workspace --doc --quiet
 
-python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow, Keras and JAX
+python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow, Keras and JAX, and MXNet
 	$(TEST_WHEEL)
 	scripts/python_test new
 	python3 scripts/rust_test.py --report target/rust-tests-torch.xml --ignored torchrun
 	scripts/python_test tf
 	scripts/python_test jax
+	scripts/python_test mxnet
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
 	scripts/wheel

@@ -140,9 +140,41 @@ class JaxFront:
         return np.asarray(tensor.astype("float32") if tensor.dtype == "bfloat16" else tensor)
 
 
+class MxnetFront:
+    name = "mxnet"
+    has = ("in place",)
+    empty_groups = True
+    dtypes = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
+
+    def __init__(self) -> None:
+        import mxnet as mx
+
+        import corro
+        import corro.mxnet as hvd
+
+        self.mx: Any = mx
+        self.hvd = self
+        self._hvd: Any = hvd
+        # Horovod's front for MXNet has none of these; the engine does.
+        self._others: Any = corro.numpy if hasattr(corro, "numpy") else __import__("corro.numpy", fromlist=["numpy"])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hvd, name, None) or getattr(self._others, name)
+
+    def tensor(self, values: Any, dtype: str = "float32") -> Any:
+        values = np.asarray(values)
+        # Scalars and empty arrays exist only where MXNet does as numpy does.
+        with self.mx.util.np_shape(True):
+            return self.mx.nd.array(values, dtype=dtype)
+
+    def array(self, tensor: Any) -> Any:
+        return tensor.asnumpy()
+
+
 # Which framework's tests run is said by scripts/python_test: their environments are different.
 FRONTS = {
     "torch": (NumpyFront, TorchFront),
     "tensorflow": (TensorFlowFront, TensorFlowGraphFront),
     "jax": (JaxFront,),
+    "mxnet": (MxnetFront,),
 }[os.environ.get("CORRO_TEST_FRAMEWORK", "torch")]
