@@ -22,7 +22,7 @@ class Adapter(Protocol):
     """What is a framework's own about its tensors."""
 
     def home(self, tensor: Any) -> Any:
-        """The tensor itself if the engine can work on it where it is, else a copy where it can; ready to be read and written."""
+        """The tensor itself if the engine can work on it where it is, else a copy where it can; ready to be used."""
 
     def view(self, home: Any, tensor: Any) -> View:
         """What `home` gave for `tensor`, in the engine's words."""
@@ -36,7 +36,7 @@ class Adapter(Protocol):
     def beside(self, tensor: Any, result: Any) -> Any:
         """A result that lies where homes do, on the device of `tensor`."""
 
-    def from_output(self, like: Any, output: Output) -> Any:
+    def from_output(self, like: Any, output: Output | None) -> Any:
         """The memory that the engine has allocated, as a tensor with the dtype and the device of `like`."""
 
     def integers(self, numbers: Sequence[int], like: Any) -> Any:

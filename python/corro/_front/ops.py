@@ -43,7 +43,7 @@ class Ops:
     def alltoall(
         self, tensor: Any, splits: list[int], process_set: ProcessSet, name: str | None
     ) -> tuple[Any, list[int]]:
-        """`splits[r]` consecutive rows go to rank r; empty splits mean equal parts. Gives the rows, and how many came from whom."""
+        """`splits[r]` consecutive rows go to rank r; empty splits mean equal parts. Also gives how many came from whom."""
         home = self._adapter.home(tensor)
         address, shape, dtype, device = self._adapter.view(home, tensor)
         sent = (sum(splits), *shape[1:]) if splits else shape

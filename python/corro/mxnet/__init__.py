@@ -6,8 +6,8 @@ try:
     import mxnet as _mxnet  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "corro.mxnet needs MXNet 1.9.1, which is not installed here. Install it with `pip install mxnet==1.9.1 numpy==1.23.5`. "
-        f"({error})"
+        "corro.mxnet needs MXNet 1.9.1, which is not installed here. Install it with "
+        f"`pip install mxnet==1.9.1 numpy==1.23.5`. ({error})"
     ) from error
 
 from corro._errors import HorovodInternalError

@@ -61,7 +61,7 @@ class _Arrays:
             raise ValueError(f"an MXNet array is needed here, not {type(tensor).__name__}.")
         if tensor.stype != "default":
             raise ValueError(f"a {tensor.stype} array is not supported; use tensor.tostype('default').")
-        home = tensor if tensor.context.device_type.startswith("cpu") else tensor.copyto(mx.cpu())
+        home = tensor if tensor.ctx.device_type.startswith("cpu") else tensor.copyto(mx.cpu())
         # Nobody writes it any more, and nobody reads it.
         check_call(_LIB.MXNDArrayWaitToWrite(home.handle))
         return home
@@ -75,7 +75,7 @@ class _Arrays:
         return (address.value or 0, home.shape, number, CPU)
 
     def empty_like(self, home: Any) -> Any:
-        return self.home(_empty(home.shape, home.context, home.dtype, home))
+        return self.home(_empty(home.shape, home.ctx, home.dtype, home))
 
     def put_back(self, tensor: Any, home: Any) -> Any:
         if home is not tensor:
@@ -83,17 +83,18 @@ class _Arrays:
         return tensor
 
     def beside(self, tensor: Any, result: Any) -> Any:
-        return result if tensor.context == result.context else result.copyto(tensor.context)
+        return result if tensor.ctx == result.ctx else result.copyto(tensor.ctx)
 
-    def from_output(self, like: Any, output: Output) -> Any:
+    def from_output(self, like: Any, output: Output | None) -> Any:
+        assert output is not None, "this kind of operation has a result of its own"
         if output.nbytes == 0:
-            return _empty(output.shape, like.context, like.dtype, like)
+            return _empty(output.shape, like.ctx, like.dtype, like)
         rows = np.asarray(output).view(like.dtype).reshape(output.shape)
-        array = mx.nd.array(rows, ctx=like.context, dtype=like.dtype)
+        array = mx.nd.array(rows, ctx=like.ctx, dtype=like.dtype)
         return array.as_np_ndarray() if _is_new(like) else array
 
     def integers(self, numbers: Sequence[int], like: Any) -> Any:
-        array = mx.nd.array(np.array(numbers, np.int32), ctx=like.context, dtype="int32")
+        array = mx.nd.array(np.array(numbers, np.int32), ctx=like.ctx, dtype="int32")
         return array.as_np_ndarray() if _is_new(like) else array
 
 

@@ -75,7 +75,7 @@ class Alltoall(_Function):
         back, _ = ops.alltoall(grad, self.received, self.process_set, None)
         if back.shape[0] == self.rows:
             return back
-        padding = mx.nd.zeros((self.rows - back.shape[0], *back.shape[1:]), ctx=back.context, dtype=back.dtype)
+        padding = mx.nd.zeros((self.rows - back.shape[0], *back.shape[1:]), ctx=back.ctx, dtype=back.dtype)
         return mx.nd.concat(back, padding, dim=0)
 
 

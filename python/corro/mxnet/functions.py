@@ -37,8 +37,8 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
     """Gives every rank the parameters of rank `root_rank`, so that all start from the same weights.
 
-    `params` is a dict of arrays or parameters, or Gluon's `ParameterDict`. Parameters whose shapes are not known yet are broadcast
-    when they are initialised. Raises `ValueError` for anything else.
+    `params` is a dict of arrays or parameters, or Gluon's `ParameterDict`. Parameters whose shapes are not known yet are
+    broadcast when they are initialised. Raises `ValueError` for anything else.
 
     Example:
         >>> weights = {"w": mx.nd.ones((2,)) * hvd.rank()}

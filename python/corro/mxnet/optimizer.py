@@ -101,7 +101,7 @@ def _reduce_all(
     pairs: Sequence[tuple[Any, Any]], op: int, predivide: float, groups: int, process_set: ProcessSet
 ) -> None:
     """Reduces gradients in place. Where the optimizer divides, so does it multiply by what is divided here."""
-    factors = {"prescale_factor": 1.0 / predivide}
+    factors: dict[str, Any] = {"prescale_factor": 1.0 / predivide}
     if op == Average:
         factors["postscale_factor"] = predivide
     if groups > 0:
@@ -140,7 +140,9 @@ class DistributedTrainer(mx.gluon.Trainer):
         self._process_set = process_set
         if isinstance(optimizer, DistributedOptimizer):
             optimizer = optimizer._optimizer
-            warnings.warn("DistributedTrainer does not take DistributedOptimizer as its optimizer: unwrapped.", stacklevel=2)
+            warnings.warn(
+                "DistributedTrainer does not take DistributedOptimizer as its optimizer: unwrapped.", stacklevel=2
+            )
         if isinstance(params, (dict, mx.gluon.parameter.ParameterDict)):
             params = [params[key] for key in sorted(params.keys())]
         elif isinstance(params, (list, tuple)):

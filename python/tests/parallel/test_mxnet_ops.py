@@ -86,7 +86,9 @@ def test_optimizer(options):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_groups": 1}, {"compression": hvd.Compression.fp16}, {"gradient_predivide_factor": 4.0}], ids=str
+    "options",
+    [{}, {"num_groups": 1}, {"compression": hvd.Compression.fp16}, {"gradient_predivide_factor": 4.0}],
+    ids=str,
 )
 def test_trainer(options):
     me, n = hvd.rank(), hvd.size()
