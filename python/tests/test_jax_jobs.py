@@ -173,17 +173,18 @@ for example in examples:
 """
 
 
+@pytest.mark.timeout(600)
 def test_examples(tmp_path: Path) -> None:
     script = tmp_path / "examples.py"
     script.write_text(EXAMPLES)
     folder = HERE.parent.parent / "examples" / "jax"
     examples = [
-        "digits.py --epochs 4",
-        "transformer.py --steps 20 --batch-size 4",
+        "digits.py --epochs 3",
+        "transformer.py --steps 5 --batch-size 2",
         "synthetic_benchmark.py --batch-size 2 --warmup 1 --iterations 2",
         "elastic_digits.py --epochs 1",
     ]
-    job = run_job(2, sys.executable, str(script), str(folder), *examples, **JAX)
+    job = run_job(2, sys.executable, str(script), str(folder), *examples, timeout=580, **JAX)
     assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
     assert "images/s in all" in job.stdout
     assert "letters/s" in job.stdout
