@@ -20,7 +20,7 @@ endif
 # Programs that make files. All are built at once, with what the tests use: one alone would compile much of it anew.
 EXAMPLES = $${CARGO_TARGET_DIR:-target}/debug/examples
 # Where tests say how long each of them took.
-REPORTS = target/rust-tests.xml target/pytest-new.xml target/pytest-tf.xml
+REPORTS = target/rust-tests.xml target/pytest-new.xml target/pytest-tf.xml target/pytest-jax.xml target/pytest-mxnet.xml
 # The wheel of the tests: for this machine, of the same build as the other tests.
 TEST_WHEEL = CORRO_GLIBC=here CORRO_PROFILE=dev scripts/wheel
 
@@ -68,11 +68,13 @@ unit: ## unit, conformance, fault and process tests, and the examples in the doc
 	python3 scripts/rust_test.py
 	$(CARGO) test --workspace --doc --quiet
 
-python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow and Keras
+python: ## the Python packages: lint, types, tests on 1, 2 and 4 ranks with the newest torch, TensorFlow, Keras and JAX, and MXNet
 	$(TEST_WHEEL)
 	scripts/python_test new
 	python3 scripts/rust_test.py --report target/rust-tests-torch.xml --ignored torchrun
 	scripts/python_test tf
+	scripts/python_test jax
+	scripts/python_test mxnet
 
 wheel: ## both wheels, for any Linux with glibc 2.17 or newer, into dist/
 	scripts/wheel
@@ -116,6 +118,8 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	scripts/python_install tf
 	.venv-test-tf/bin/corro run -np 2 .venv-test-tf/bin/python bench/tensorflow_ops.py
 	.venv-test-tf/bin/python bench/keras_fit.py
+	bench/setup_jax
+	.venv-bench-jax/bin/python bench/jax_ops.py
 
 gpu: ## what needs an NVIDIA GPU, with ranks that share it; fails where there is none
 	@python3 scripts/gpu_test.py check
@@ -136,9 +140,10 @@ aarch64: wheel-aarch64 ## that wheel and the NEON kernels, tested under qemu-use
 docs: ## the documentation site, into docs/_build/html
 	scripts/docs
 
-versions: wheel ## the same wheel with an old torch and an old TensorFlow, and with Python 3.12 where there is one
+versions: wheel ## the same wheel with an old torch, an old TensorFlow and an old JAX, and with Python 3.12 where there is one
 	scripts/python_test old
 	scripts/python_test tf-old
+	scripts/python_test jax-old
 	scripts/python_test 312
 
 deep: fuzz sanitize audit sdist ## longer: fuzzing, sanitizers, source packages, whole products, races, jobs that fail in all ways, GPU kernels compiled again, and Miri where a nightly toolchain is installed

@@ -11,10 +11,17 @@ os.environ.setdefault("CORRO_FLIGHT_RECORD_DIR", RECORDS.name)
 
 FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 
+# What no framework is needed for is tested with torch.
+WITHOUT_FRAMEWORK = ["*test_alone.py", "*test_rules.py", "*/test_jobs.py", "*test_elastic*.py"]
+
 collect_ignore_glob = {
-    "torch": ["*test_tensorflow*.py", "*test_keras*.py"],
-    # What no framework is needed for has been tested with torch.
-    "tensorflow": ["*test_torch*.py", "*test_alone.py", "*test_rules.py", "*test_jobs.py", "*test_elastic*.py"],
+    "torch": ["*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_mxnet*.py"],
+    "tensorflow": ["*test_torch*.py", "*test_jax*.py", "*test_mxnet*.py", *WITHOUT_FRAMEWORK],
+    "jax": ["*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_mxnet*.py", *WITHOUT_FRAMEWORK],
+    "mxnet": [
+        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_typing.py"),
+        *WITHOUT_FRAMEWORK,
+    ],
 }[FRAMEWORK]
 
 

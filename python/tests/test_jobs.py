@@ -14,11 +14,11 @@ import pytest
 from corro._command import program
 
 HERE = Path(__file__).parent
-# TensorFlow and Keras have an environment, and runners, of their own.
+# TensorFlow, Keras, JAX and MXNet have environments, and runners, of their own.
 FILES = [
     file
     for file in sorted((HERE / "parallel").glob("test_*.py"))
-    if not {"tensorflow", "keras"} & {*file.stem.split("_")}
+    if not {"tensorflow", "keras", "jax", "mxnet"} & {*file.stem.split("_")}
 ]
 # Ranks of a test that goes wrong wait for each other; this must end it long before the limit for the job.
 QUIET_SECONDS = "30"

@@ -25,6 +25,7 @@ PROGRAMS = {
         ("user_of_keras", "hvd", "corro.keras"),
         ("user_of_keras", "tf_hvd", "corro.tensorflow.keras"),
     ],
+    "jax": [("user_of_jax", "hvd", "corro.jax")],
 }[os.environ.get("CORRO_TEST_FRAMEWORK", "torch")]
 # What every front has is used with one of them.
 SHARED = {"user_of_keras tf_hvd"}
@@ -46,7 +47,8 @@ def test_every_public_name_is_used(program: str, called: str, module: str) -> No
 
 @pytest.mark.timeout(600)
 def test_checkers_have_nothing_to_say() -> None:
-    which = "tf" if Path(sys.prefix).name.endswith("-tf") else "new"
+    name = Path(sys.prefix).name
+    which = next((which for which in ("tf", "jax") if name.endswith(f"-{which}")), "new")
     if not Path(sys.prefix, "bin", "basedpyright").exists():
         pytest.skip("only the environments with the newest frameworks have the checkers")
     checked = subprocess.run(

@@ -51,6 +51,12 @@ impl Ticket {
         done
     }
 
+    /// Does the engine's work for a moment, as [`crate::Engine::submit_and_help`] does: for the last of a group that was just
+    /// submitted.
+    pub fn help(&self) {
+        self.set.help(&self.promise);
+    }
+
     /// The result, if it is there; only the first who asks gets it.
     pub fn take(&self) -> Result<Outcome> {
         self.promise.take()

@@ -47,6 +47,10 @@ mod set {
             promise.is_kept()
         }
 
+        pub(crate) fn help(&self, promise: &Promise) {
+            let _ = (self, promise);
+        }
+
         pub(crate) fn looked(&self) {
             let _ = self;
         }

@@ -16,16 +16,20 @@
 //! | `gpu` | tensors on GPUs, in the order of streams |
 //! | `handles` | operations in flight |
 //! | `output` | results in memory that the engine has allocated |
+//! | `large_pages` | large tensors in fresh memory |
 //! | `settings` | knobs that Python code asks for |
 //! | `starter` | starting jobs, for `corro.runner` |
 //! | `tensorflow` | TensorFlow's operations |
+//! | `jax` | JAX's collectives |
 
 mod departure;
 mod elastic;
 mod error;
 mod gpu;
 mod handles;
+mod jax;
 mod job;
+mod large_pages;
 mod names;
 mod objects;
 mod ops;
@@ -49,6 +53,8 @@ mod _native {
     use crate::gpu::{check_running, nccl_version, register_streams, takes_gpu_memory};
     #[pymodule_export]
     use crate::handles::{poll, wait};
+    #[pymodule_export]
+    use crate::jax::{jax_failure, jax_handler};
     #[pymodule_export]
     use crate::job::{
         add_process_set, cross_rank, cross_size, epoch, flight_record, init, is_homogeneous, is_initialized,

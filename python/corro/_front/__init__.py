@@ -4,7 +4,7 @@
 | --- | --- |
 | `basics` | init, shutdown, who am I |
 | `process_sets` | named subsets of the ranks |
-| `adapter` | what a front gives the engine for a tensor |
+| `adapter`, `ops` | what a front gives the engine for a tensor; the operations on that |
 | `arguments` | what a call may say: reduce ops, splits, names |
 | `waiting` | poll, synchronize, barrier, join |
 | `objects` | any Python object, broadcast or gathered |

@@ -39,6 +39,8 @@ __all__ = [
 
 # Called once, before this process first waits for a place in an elastic job.
 _before_waiting: list[Callable[[], None]] = []
+# Called before every shutdown, unless the program has failed: what was begun is to be ended.
+_before_leaving: list[Callable[[], None]] = []
 # Called after every shutdown; an elastic restart must not meet anything of the run before.
 _after_shutdown: list[Callable[[], None]] = []
 
@@ -95,10 +97,17 @@ def shutdown() -> None:
         >>> hvd.is_initialized()
         False
     """
+    _finish()
     _native.shutdown(last_words.handled())
     sets.stop()
     for forget in _after_shutdown:
         forget()
+
+
+def _finish() -> None:
+    if _native.is_initialized() and not last_words.has_failed():
+        for finish in _before_leaving:
+            finish()
 
 
 def _when_it_fails() -> None:
@@ -108,6 +117,7 @@ def _when_it_fails() -> None:
 
 def _at_exit() -> None:
     last_words.say()
+    _finish()
     # The driver of an elastic job must know whether this rank has finished, or is one to be replaced.
     if elastic_enabled() and not last_words.has_failed():
         _native.leave()
@@ -126,6 +136,14 @@ def before_waiting(prepare: Callable[[], None]) -> None:
     A spare may wait there for long, and once it has a place the others wait for it.
     """
     _before_waiting.append(prepare)
+
+
+def before_leaving(finish: Callable[[], None]) -> None:
+    """Has `finish` called before every shutdown of a program that has not failed.
+
+    For frameworks that run behind the program: the other ranks need what is still under way here.
+    """
+    _before_leaving.append(finish)
 
 
 def after_shutdown(forget: Callable[[], None]) -> None:

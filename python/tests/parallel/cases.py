@@ -27,7 +27,9 @@ def case(function: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def needs(what: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Marks a case for fronts that have `what`: "handles", operations "in place", or a place for the result, "out"."""
+    """Marks a case for fronts that have `what`: "handles", operations "in place", "adasum", or a place for the result,
+    "out".
+    """
 
     def mark(function: Callable[[Any], None]) -> Callable[[Any], None]:
         NEEDS[function.__name__] = what
@@ -546,6 +548,7 @@ def process_sets(front: Any) -> None:
 
 
 @case
+@needs("adasum")
 def adasum_of_equal_vectors_is_that_vector(front: Any) -> None:
     hvd = front.hvd
     check(front, hvd.allreduce(front.tensor([3.0, 4.0]), op=hvd.Adasum), [3.0, 4.0])

@@ -12,7 +12,7 @@ import numpy as np
 class NumpyFront:
     name = "numpy"
     # What some cases need: see `cases.needs`.
-    has = ("handles", "in place", "out")
+    has = ("handles", "in place", "out", "adasum")
     # Whether a group of no tensors is fine.
     empty_groups = False
     dtypes = ("uint8", "int8", "uint16", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
@@ -31,7 +31,7 @@ class NumpyFront:
 
 class TorchFront:
     name = "torch"
-    has = ("handles", "in place")
+    has = ("handles", "in place", "adasum")
     empty_groups = False
     dtypes = (*("uint8", "int8", "int16", "int32", "int64"), *("float16", "bfloat16", "float32", "float64"))
 
@@ -55,7 +55,7 @@ class TensorFlowFront:
     """TensorFlow, eagerly. Its errors are TensorFlow's own: here they are those of the other fronts."""
 
     name = "tensorflow"
-    has = ()
+    has = ("adasum",)
     empty_groups = True
     dtypes = (
         *("uint8", "int8", "uint16", "int16", "int32", "int64", "uint32", "uint64"),
@@ -117,8 +117,70 @@ class TensorFlowGraphFront(TensorFlowFront):
     graph = True
 
 
+class JaxFront:
+    """JAX, outside of any trace."""
+
+    name = "jax"
+    has = ("adasum",)
+    empty_groups = False
+    dtypes = ("uint8", "int8", "uint16", "int16", "int32", "uint32", "float16", "bfloat16", "float32")
+
+    def __init__(self) -> None:
+        import jax.numpy as jnp
+
+        import corro.jax as hvd
+
+        self.hvd: Any = hvd
+        self.jnp: Any = jnp
+
+    def tensor(self, values: Any, dtype: str = "float32") -> Any:
+        return self.jnp.asarray(np.asarray(values), dtype)
+
+    def array(self, tensor: Any) -> Any:
+        return np.asarray(tensor.astype("float32") if tensor.dtype == "bfloat16" else tensor)
+
+
+class MxnetFront:
+    name = "mxnet"
+    has = ("in place",)
+    empty_groups = True
+    dtypes = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
+
+    def __init__(self) -> None:
+        import mxnet as mx
+
+        import corro.mxnet as hvd
+        import corro.numpy as others
+
+        self.mx: Any = mx
+        self.hvd = self
+        self._hvd: Any = hvd
+        # Horovod's front for MXNet has neither join nor barrier; the engine does.
+        self._others: Any = others
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hvd if hasattr(self._hvd, name) else self._others, name)
+
+    def reducescatter(self, tensor: Any, **options: Any) -> Any:
+        try:
+            return self._hvd.reducescatter(tensor, **options)
+        except AssertionError as error:  # what scripts for MXNet know
+            raise self._hvd.HorovodInternalError(str(error)) from error
+
+    def tensor(self, values: Any, dtype: str = "float32") -> Any:
+        values = np.asarray(values)
+        # Scalars and empty arrays exist only where MXNet does as numpy does.
+        with self.mx.util.np_shape(True):
+            return self.mx.nd.array(values, dtype=dtype)
+
+    def array(self, tensor: Any) -> Any:
+        return tensor.asnumpy()
+
+
 # Which framework's tests run is said by scripts/python_test: their environments are different.
 FRONTS = {
     "torch": (NumpyFront, TorchFront),
     "tensorflow": (TensorFlowFront, TensorFlowGraphFront),
+    "jax": (JaxFront,),
+    "mxnet": (MxnetFront,),
 }[os.environ.get("CORRO_TEST_FRAMEWORK", "torch")]

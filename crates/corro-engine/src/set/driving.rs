@@ -61,6 +61,14 @@ impl ProcessSet {
         self.hand_over.drive(self, promise, go_on);
     }
 
+    /// As [`ProcessSet::drive_a_while`], for a caller that does not count as driver yet.
+    pub(crate) fn help(&self, promise: &Promise) {
+        if !promise.is_kept() {
+            self.hand_over.enlist();
+            self.drive_a_while(promise, &mut || true);
+        }
+    }
+
     /// Wakes whoever is needed for what was just submitted.
     pub(super) fn wake_for(&self, st: &mut State, now: Duration) {
         if st.node.gear() == Gear::Plan {

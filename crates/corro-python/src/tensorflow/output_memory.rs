@@ -12,16 +12,10 @@ use corro_core::blocks::{Block, Blocks};
 use super::api::{Status, Tensor, api};
 use super::failure::Answer;
 use super::node::Call;
+use crate::large_pages;
+pub(super) use crate::large_pages::LARGE;
 
-/// Smaller ones the C library keeps for the next by itself.
-pub(super) const LARGE: usize = 8 << 20;
-
-static BLOCKS: LazyLock<Blocks> = LazyLock::new(|| Blocks::new(want_large_pages));
-
-fn want_large_pages(at: *mut u8, bytes: usize) {
-    // SAFETY: memory of our own that begins with a page. It is advice: nothing changes but the size of pages, if anything.
-    unsafe { libc::madvise(at.cast(), bytes, libc::MADV_HUGEPAGE) };
-}
+static BLOCKS: LazyLock<Blocks> = LazyLock::new(|| Blocks::new(large_pages::want));
 
 /// Makes output `i` of the call a tensor in a block. `None` if it is not large, or there is no memory: then TensorFlow's own
 /// way is the right one.
