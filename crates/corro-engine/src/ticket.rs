@@ -58,7 +58,10 @@ impl Ticket {
 
     /// Waits until the result is there or the time is over. True if it is there; [`Ticket::wait`] then gives it.
     pub fn wait_timeout(&self, time: Duration) -> bool {
-        let done = self.promise.is_kept() || self.promise.sleep(time);
+        let done = self.promise.is_kept() || {
+            let _waits = self.set.core.waits_here();
+            self.promise.sleep(time)
+        };
         if done {
             self.set.looked();
         }
@@ -69,7 +72,13 @@ impl Ticket {
     /// other tickets.
     pub fn on_done(self, act: impl FnOnce(Result<Outcome>) + Send + 'static) {
         let set = self.set;
+        if let Some(life) = &set.core.life {
+            life.flying.begins(set.core.nanos());
+        }
         self.promise.watch(Box::new(move |outcome| {
+            if let Some(life) = &set.core.life {
+                life.flying.ends(set.core.nanos());
+            }
             set.looked();
             act(outcome);
         }));

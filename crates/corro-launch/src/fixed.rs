@@ -196,7 +196,11 @@ impl<'a> Running<'a> {
                         self.launcher.agents[at].over = true;
                         self.note(Happening::HostDone(at))
                     }
-                    Report::Hello { .. } | Report::Started { .. } | Report::Output { .. } | Report::Beat => Ok(()),
+                    Report::Hello { .. }
+                    | Report::Started { .. }
+                    | Report::Output { .. }
+                    | Report::Told { .. }
+                    | Report::Beat => Ok(()),
                 }
             }
             Event::Alive(at) => {

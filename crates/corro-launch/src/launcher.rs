@@ -26,6 +26,7 @@ use crate::output::Output;
 use crate::process_id::ProcessId;
 use crate::start::{Local, Starter};
 use crate::threads::{self, Share};
+use crate::watch::Watch;
 use crate::variables::Common;
 use crate::worker;
 
@@ -133,7 +134,8 @@ impl<'a> Launcher<'a> {
         };
         let command = starter.command(host, &agent, job.start_timeout);
         let at = self.agents.len();
-        let process = AgentProcess::start(command, at, &self.sender, &self.output)?;
+        let watch = Watch::new(self.job.watcher.as_ref(), name);
+        let process = AgentProcess::start(command, at, &self.sender, &self.output, watch)?;
         let now = Instant::now();
         let host = name.to_owned();
         self.agents.push(HostAgent {
@@ -317,6 +319,7 @@ impl<'a> Launcher<'a> {
             // On our own host the end of the launcher is known at once, and a stopped one does no harm.
             silence_ms: (!local).then_some(milliseconds(self.job.host_timeout * LAUNCHER_PATIENCE)),
             orphan_ms: orphan_time.map(milliseconds),
+            feed: self.job.watcher.is_some(),
         })
     }
 
@@ -404,6 +407,9 @@ impl<'a> Launcher<'a> {
     }
 
     pub(crate) fn say(&self, text: &str) {
+        if let Some(watcher) = &self.job.watcher {
+            watcher.with(|story, now| story.event(now, "info", text.trim_start_matches("corro: ").to_owned()));
+        }
         if let Some(mut output) = lock_soon(&self.output) {
             output.say(text);
         }

@@ -42,6 +42,7 @@ impl ProcessSet {
 
     /// As [`ProcessSet::drive_until`], for a caller that counts as driver already.
     pub(crate) fn drive(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) -> bool {
+        let _waits = self.core.waits_here();
         self.drive_a_while(promise, go_on);
         if promise.is_kept() {
             return true;

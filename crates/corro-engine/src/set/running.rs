@@ -17,9 +17,10 @@ use super::lane::Lane;
 use super::process_set::ProcessSet;
 use super::state::{After, Batch, Running, State};
 use crate::promise::Promise;
-use crate::submission::Submission;
+use crate::submission::{GLOBAL, Submission};
 use crate::tuning::autotune::Change;
 use crate::watch::clock::{Estimate, PeerClock, RoundTrip};
+use crate::watch::metrics::Count;
 use crate::watch::observers::Ran;
 use crate::watch::recorder::State as Stage;
 
@@ -63,7 +64,14 @@ impl ProcessSet {
         drop(st);
         let tensor = Tensor::new(submission.input, submission.output);
         let batch = Batch { agreed, mine: SmallVec::new(), tensors: smallvec![tensor], began, gear: Gear::Plan };
+        let life = self.core.life.as_ref();
+        if let Some(life) = life {
+            life.waiting.begins(began.as_nanos() as u64);
+        }
         let (batch, ended, result) = self.run_batch(&mut lane, batch);
+        if let Some(life) = life {
+            life.waiting.ends(ended.as_nanos() as u64);
+        }
         let own = self.with_state(|st| {
             st.node.finished(ended);
             self.finish(st, ended, batch, result)
@@ -132,6 +140,9 @@ impl ProcessSet {
             let ran = Ran { set: self.id, agreed: &batch.agreed, plane, began, ended, gear, well };
             if let Some(change) = self.core.observers.ran(&ran) {
                 self.tune(&change);
+            }
+            if let Some(life) = self.core.life.as_ref().filter(|_| self.id == GLOBAL) {
+                life.ran(&ran, self.core.observers.metrics.get(Count::CollectiveNanos));
             }
         }
         (batch, now, result)

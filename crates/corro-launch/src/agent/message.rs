@@ -69,6 +69,8 @@ pub struct Start {
     pub another_host: bool,
     /// So much silence (in ms) means that the launcher is lost; `None`: it never does.
     pub silence_ms: Option<u64>,
+    /// Whether processes are to tell how they get on.
+    pub feed: bool,
     /// In an elastic job, whose processes come and go: how long (in ms) they go on when the launcher is gone.
     pub orphan_ms: Option<u64>,
 }
@@ -125,6 +127,13 @@ pub enum Report {
         process: ProcessId,
         /// What.
         statement: Statement,
+    },
+    /// A process has told how it gets on.
+    Told {
+        /// Which.
+        process: ProcessId,
+        /// A note as [`corro_observe::Note::encode`] gives it.
+        note: ByteBuf,
     },
     /// A process has ended.
     Exited {

@@ -155,7 +155,8 @@ impl<'a> Agent<'a> {
         if room {
             let pipes = self.processes.iter().flat_map(|r| &r.pipes).filter_map(|p| Some((p.fd()?, p.interest())));
             let statements = self.processes.iter().filter(|r| !r.told).filter_map(|r| r.statements.fd());
-            let all = pipes.chain(statements.map(|fd| (fd, PollFlags::IN)));
+            let notes = self.processes.iter().filter(|r| !r.told).filter_map(|r| r.notes.as_ref()?.fd());
+            let all = pipes.chain(statements.chain(notes).map(|fd| (fd, PollFlags::IN)));
             fds.extend(all.map(|(fd, interest)| PollFd::from_borrowed_fd(fd, interest)));
         }
         let timeout = Timespec::try_from(self.timeout()).map_err(|e| Error::Bug(format!("a timeout: {e}")))?;
@@ -333,6 +334,7 @@ impl<'a> Agent<'a> {
         }
         for at in 0..self.processes.len() {
             self.read_statements(at)?;
+            self.read_notes(at, 1)?;
             self.read_rank(at, 1)?;
         }
         Ok(())
@@ -345,6 +347,17 @@ impl<'a> Agent<'a> {
         {
             let id = process.id;
             self.tell(&Report::Stated { process: id, statement })?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what a rank has told of how it gets on: at most so many notes.
+    fn read_notes(&mut self, at: usize, most: usize) -> Result<()> {
+        for _ in 0..most {
+            let Some(process) = self.processes.get_mut(at).filter(|process| !process.told) else { break };
+            let Some(note) = process.notes.as_mut().and_then(process::Inlet::next) else { break };
+            let (id, (note, _)) = (process.id, note.encode()?);
+            self.tell(&Report::Told { process: id, note: ByteBuf::from(note) })?;
         }
         Ok(())
     }
@@ -384,6 +397,7 @@ impl<'a> Agent<'a> {
                 // What it wrote comes before how it ended; no more than a pipe can hold, for others may still write.
                 self.read_rank(at, 17)?;
                 self.read_statements(at)?;
+                self.read_notes(at, 17)?;
                 self.tell(&Report::Exited { process: id, ending })?;
                 self.processes[at].told = true;
             }

@@ -11,10 +11,13 @@ use std::time::Instant;
 
 use corro_core::departure::MAX_STATEMENT;
 use corro_core::{Statement, config};
+use corro_observe::Note;
+use corro_observe::note::MAX_NOTE;
 use corro_transport::statements;
 use nix::sys::signal::{SigHandler, SigSet, Signal as Number};
 use rustix::event::PollFlags;
 use rustix::process::Pid;
+use serde::de::DeserializeOwned;
 
 use super::message::{Ending, Inbox, MAX_OUTPUT, Start};
 use super::terminal::{self, Terminal};
@@ -29,7 +32,9 @@ pub(super) struct Process {
     pub(super) id: ProcessId,
     pub(super) pid: Pid,
     pub(super) pipes: [Pipe; 2],
-    pub(super) statements: Statements,
+    pub(super) statements: Inlet<Statement, MAX_STATEMENT>,
+    /// What it tells of how it gets on, if somebody wants to know.
+    pub(super) notes: Option<Inlet<Note, MAX_NOTE>>,
     pub(super) ending: Option<Ending>,
     /// When it is killed, should it not have ended by then.
     pub(super) kill_at: Option<Instant>,
@@ -112,27 +117,32 @@ impl Pipe {
     }
 }
 
-/// What a rank states about its own end.
-pub(super) struct Statements {
+/// Messages of a rank, each of at most `LONGEST` bytes, through a pipe of its own.
+pub(super) struct Inlet<T, const LONGEST: usize> {
     pipe: PipeReader,
     inbox: Inbox,
     /// How many more are listened to: it may be any program, which talks nonsense or without end.
     left: usize,
+    message: std::marker::PhantomData<T>,
 }
 
-impl Statements {
+impl<T: DeserializeOwned, const LONGEST: usize> Inlet<T, LONGEST> {
+    fn new(pipe: PipeReader, left: usize) -> Self {
+        Self { pipe, inbox: Inbox::default(), left, message: std::marker::PhantomData }
+    }
+
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         (self.left > 0).then(|| self.pipe.as_fd())
     }
 
     /// The next one, without waiting for it.
-    pub(super) fn next(&mut self) -> Option<Statement> {
-        let mut bytes = [0; MAX_STATEMENT];
+    pub(super) fn next(&mut self) -> Option<T> {
+        let mut bytes = [0; LONGEST];
         while self.left > 0 {
-            match self.inbox.next::<Statement>(MAX_STATEMENT) {
-                Ok(Some(statement)) => {
+            match self.inbox.next::<T>(LONGEST) {
+                Ok(Some(message)) => {
                     self.left -= 1;
-                    return Some(statement);
+                    return Some(message);
                 }
                 Ok(None) => {}
                 Err(_) => self.left = 0,
@@ -169,6 +179,7 @@ pub(super) fn start(
     let no_pipe = |e: std::io::Error| failed(126, format!("making a pipe: {e}"));
     let (pipe, for_rank) = std::io::pipe().map_err(no_pipe)?;
     let word = statements::describe(&for_rank).map_err(no_pipe)?;
+    let feed = if order.feed { Some(std::io::pipe().map_err(no_pipe)?) } else { None };
     let mut command = Command::new(OsStr::from_bytes(program));
     command
         .args(arguments.iter().map(|a| OsStr::from_bytes(a)))
@@ -180,6 +191,13 @@ pub(super) fn start(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    let (notes, kept) = match feed {
+        Some((notes, told)) => {
+            command.env(config::FEED.name, statements::describe(&told).map_err(no_pipe)?);
+            (Some(notes), vec![for_rank, told])
+        }
+        None => (None, vec![for_rank]),
+    };
     let terminal = match order.terminal {
         Some((its, window)) if its == id => {
             let attached = terminal::attach(&mut command, window);
@@ -191,7 +209,7 @@ pub(super) fn start(
             None
         }
     };
-    prepare(&mut command, for_rank);
+    prepare(&mut command, kept);
     let mut child = command.spawn().map_err(|e| {
         let program = String::from_utf8_lossy(program);
         match e.kind() {
@@ -204,23 +222,26 @@ pub(super) fn start(
     if terminal.is_some() {
         pipes[0] = Pipe::Terminal(terminal);
     }
-    for fd in pipes.iter().filter_map(Pipe::fd).chain([pipe.as_fd()]) {
+    for fd in pipes.iter().filter_map(Pipe::fd).chain([pipe.as_fd()]).chain(notes.as_ref().map(AsFd::as_fd)) {
         // Reading must never keep the agent from hearing the launcher.
         rustix::io::ioctl_fionbio(fd, true).map_err(|e| failed(126, format!("setting up its pipes: {e}")))?;
     }
     let pid = Pid::from_raw(child.id() as i32).ok_or_else(|| failed(126, "it has no process id".into()))?;
-    let statements = Statements { pipe, inbox: Inbox::default(), left: MAX_STATEMENTS };
-    Ok(Process { id, pid, pipes, statements, ending: None, kill_at: None, told: false })
+    let statements = Inlet::new(pipe, MAX_STATEMENTS);
+    let notes = notes.map(|pipe| Inlet::new(pipe, usize::MAX));
+    Ok(Process { id, pid, pipes, statements, notes, ending: None, kill_at: None, told: false })
 }
 
 /// Should the agent be killed, the rank is killed with it. And signals reach the rank: it would inherit that the agent has
 /// blocked them for itself, and that a shell's background jobs ignore SIGINT, and never hear of Ctrl-C or of being asked to
-/// end. It keeps its end of the pipe for statements, which the agent closes once the command is gone.
+/// end. It keeps its ends of the pipes for statements and notes, which the agent closes once the command is gone.
 #[expect(unsafe_code, reason = "only the child itself can ask for these")]
-fn prepare(command: &mut Command, statements: std::io::PipeWriter) {
+fn prepare(command: &mut Command, kept: Vec<std::io::PipeWriter>) {
     kill_with_parent(command);
     let ask = move || {
-        rustix::io::fcntl_setfd(&statements, rustix::io::FdFlags::empty())?;
+        for pipe in &kept {
+            rustix::io::fcntl_setfd(pipe, rustix::io::FdFlags::empty())?;
+        }
         for heard in [Number::SIGINT, Number::SIGTERM] {
             // SAFETY: the default needs no handler.
             unsafe { nix::sys::signal::signal(heard, SigHandler::SigDfl) }.map_err(std::io::Error::from)?;

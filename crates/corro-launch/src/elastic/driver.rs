@@ -220,7 +220,7 @@ impl<'a> Driver<'a> {
                 }
                 Ok(())
             }
-            Report::Started { .. } | Report::Output { .. } | Report::Beat => Ok(()),
+            Report::Started { .. } | Report::Output { .. } | Report::Told { .. } | Report::Beat => Ok(()),
         }
     }
 
