@@ -353,9 +353,16 @@ impl Engine {
         }
     }
 
-    /// Tells those who watch the job a value of its training. Whether anybody does.
-    pub fn log_value(&self, step: u64, name: &str, value: f64) -> bool {
-        self.0.core.life.as_ref().is_some_and(|life| life.log(step, name, value))
+    /// Whether anybody watches the job.
+    pub fn is_watched(&self) -> bool {
+        self.0.core.life.is_some()
+    }
+
+    /// Tells those who watch the job a value of its training. Does nothing if nobody does.
+    pub fn log_value(&self, step: u64, name: &str, value: f64) {
+        if let Some(life) = &self.0.core.life {
+            life.log(step, name, value);
+        }
     }
 
     /// What this rank's engine has counted so far.

@@ -58,10 +58,7 @@ impl Ticket {
 
     /// Waits until the result is there or the time is over. True if it is there; [`Ticket::wait`] then gives it.
     pub fn wait_timeout(&self, time: Duration) -> bool {
-        let done = self.promise.is_kept() || {
-            let _waits = self.set.core.waits_here();
-            self.promise.sleep(time)
-        };
+        let done = self.promise.is_kept() || self.set.program_waits(|| self.promise.sleep(time));
         if done {
             self.set.looked();
         }
@@ -72,13 +69,9 @@ impl Ticket {
     /// other tickets.
     pub fn on_done(self, act: impl FnOnce(Result<Outcome>) + Send + 'static) {
         let set = self.set;
-        if let Some(life) = &set.core.life {
-            life.flying.begins(set.core.nanos());
-        }
+        set.flies();
         self.promise.watch(Box::new(move |outcome| {
-            if let Some(life) = &set.core.life {
-                life.flying.ends(set.core.nanos());
-            }
+            set.has_landed();
             set.looked();
             act(outcome);
         }));

@@ -26,8 +26,8 @@ use crate::output::Output;
 use crate::process_id::ProcessId;
 use crate::start::{Local, Starter};
 use crate::threads::{self, Share};
-use crate::watch::Watch;
 use crate::variables::Common;
+use crate::watch::Watch;
 use crate::worker;
 
 /// How many times longer the silence of the launcher is borne than that of a host: it may be stopped by hand for a while.
@@ -408,7 +408,7 @@ impl<'a> Launcher<'a> {
 
     pub(crate) fn say(&self, text: &str) {
         if let Some(watcher) = &self.job.watcher {
-            watcher.with(|story, now| story.event(now, "info", text.trim_start_matches("corro: ").to_owned()));
+            watcher.with(|story, now| story.event(now, "info", text.trim_start_matches("corro: ")));
         }
         if let Some(mut output) = lock_soon(&self.output) {
             output.say(text);

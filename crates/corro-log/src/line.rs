@@ -141,6 +141,17 @@ mod tests {
     }
 
     #[test]
+    fn as_json_a_line_is_one_object_whatever_it_says() {
+        let text = "say \"no\"\n\x1b[2J \u{2028}\\";
+        let line = Line { at: Some(UNIX_EPOCH), level: Level::WARN, file: "a.rs", number: 3, speaker: "3 node", text };
+        assert_eq!(
+            line.json(),
+            r#"{"time":"1970-01-01T00:00:00.000000Z","level":"warning","file":"a.rs","line":3,"speaker":"3 node","text":"say \"no\"\u000a\u001b[2J \u2028\\"}"#
+        );
+        assert!(Line { at: None, ..line }.json().starts_with("{\"level\""));
+    }
+
+    #[test]
     fn lines_look_like_horovods_and_do_nothing_to_a_terminal() {
         let line =
             Line { at: None, level: Level::WARN, file: "a.rs", number: 3, speaker: "3", text: "slow\n\x1b[2J\r" };

@@ -249,7 +249,18 @@ mod tests {
     fn rank(rank: u32, computing: f64, communication: f64, waiting: f64) -> RankFacts {
         let step = computing + communication + waiting;
         let host = format!("node{}", rank / 2);
-        RankFacts { rank, host, steps: 100, step, computing, communication, waiting, megabytes: 10.0, batches: 4.0, ..RankFacts::default() }
+        RankFacts {
+            rank,
+            host,
+            steps: 100,
+            step,
+            computing,
+            communication,
+            waiting,
+            megabytes: 10.0,
+            batches: 4.0,
+            ..RankFacts::default()
+        }
     }
 
     fn names(facts: &Facts) -> Vec<&'static str> {
@@ -268,7 +279,10 @@ mod tests {
         ranks[3] = RankFacts { last: 0.97, ..rank(3, 96.0, 4.0, 0.0) };
         let advice = apply(&Facts { ranks, hosts: 2, ..Facts::default() });
         assert_eq!(advice.len(), 1);
-        assert!(advice[0].text.starts_with("rank 3 on node1 computes 20 % longer than the others (96.0 ms a step)"), "{advice:?}");
+        assert!(
+            advice[0].text.starts_with("rank 3 on node1 computes 20 % longer than the others (96.0 ms a step)"),
+            "{advice:?}"
+        );
     }
 
     #[test]
@@ -284,7 +298,10 @@ mod tests {
         let facts = Facts { ranks, hosts: 2, links: vec![link("node0", 120e6), link("node1", 94e6)] };
         let advice = apply(&facts);
         assert_eq!(advice[0].rule, "slow link");
-        assert!(advice[0].text.contains("link of node1 (eth0) has carried 94 Mbit/s at most of the 1.0 Gbit/s"), "{advice:?}");
+        assert!(
+            advice[0].text.contains("link of node1 (eth0) has carried 94 Mbit/s at most of the 1.0 Gbit/s"),
+            "{advice:?}"
+        );
     }
 
     #[test]

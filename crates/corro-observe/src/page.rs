@@ -60,10 +60,13 @@ pub fn default_address() -> SocketAddr {
 
 /// An address as users write it: `8080`, `127.0.0.1:8080`, `0.0.0.0:8080`, `[::]:8080`.
 pub fn parse_address(text: &str) -> Result<SocketAddr> {
-    let port = text.trim_start_matches(':').parse::<u16>().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    let port =
+        text.strip_prefix(':').unwrap_or(text).parse::<u16>().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let alone = text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 0));
     port.ok().or(alone.ok()).or(text.parse().ok()).ok_or_else(|| {
-        Error::Usage(format!("{text:?} is no address for a page: give a port, or an address and a port (127.0.0.1:8080)"))
+        Error::Usage(format!(
+            "{text:?} is no address for a page: give a port, or an address and a port (127.0.0.1:8080)"
+        ))
     })
 }
 
@@ -74,9 +77,10 @@ pub fn serve(address: SocketAddr, source: Source) -> Result<Page> {
     let address = listener.local_addr().map_err(|e| Error::io(doing(), e))?;
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|e| Error::io("making a token", e))?;
-    let token: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let token = format!("{:032x}", u128::from_le_bytes(random));
     // An address that stands for all of them is none to put into a browser.
-    let shown = if address.ip().is_unspecified() { SocketAddr::new(this_host(address.ip()), address.port()) } else { address };
+    let shown =
+        if address.ip().is_unspecified() { SocketAddr::new(this_host(address.ip()), address.port()) } else { address };
     let url = format!("http://{shown}/?token={token}");
     let over = Arc::new(AtomicBool::new(false));
     let server = Arc::new(Server { source, token, over: Arc::clone(&over), connections: AtomicUsize::new(0) });
@@ -151,7 +155,10 @@ impl Server {
             _ => {}
         }
         if !same(token, &self.token) {
-            return Answer::refused(Refused(401, "this page wants the token that the launcher has printed with its address"));
+            return Answer::refused(Refused(
+                401,
+                "this page wants the token that the launcher has printed with its address",
+            ));
         }
         match (request.path.as_str(), &self.source) {
             ("/", _) => Answer::of("text/html; charset=utf-8", HTML),
@@ -163,9 +170,10 @@ impl Server {
                 };
                 Answer::of(JSON, watcher.view(since))
             }
-            ("/metrics", Source::Live(watcher)) => {
-                Answer::of("text/plain; version=0.0.4; charset=utf-8", watcher.with(|story, _| metrics::prometheus(story)))
-            }
+            ("/metrics", Source::Live(watcher)) => Answer::of(
+                "text/plain; version=0.0.4; charset=utf-8",
+                watcher.with(|story, _| metrics::prometheus(story)),
+            ),
             ("/view", Source::Files(files)) => match files.get(request.number("file").unwrap_or(0) as usize) {
                 Some((_, view)) => Answer::of(JSON, view.as_str()),
                 None => Answer::refused(NOT_THERE),
@@ -213,7 +221,10 @@ pub fn whole(view: &str) -> String {
     // In a script, `</script>` would end it, wherever it stands.
     let view = view.replace('<', "\\u003c");
     HTML.replace("<link rel=\"stylesheet\" href=\"page.css\">", &format!("<style>{STYLE}</style>"))
-        .replace("<script src=\"draw.js\"></script>", &format!("<script>{DRAW}</script><script>window.RECORDING={view};</script>"))
+        .replace(
+            "<script src=\"draw.js\"></script>",
+            &format!("<script>{DRAW}</script><script>window.RECORDING={view};</script>"),
+        )
         .replace("<script src=\"page.js\"></script>", &format!("<script>{SCRIPT}</script>"))
 }
 
@@ -251,7 +262,7 @@ mod tests {
         let almost = format!("{}0", &token(&page)[..31]);
         for wrong in ["", "x", &almost, &format!("{}0", token(&page))] {
             for path in ["/", "/view", "/metrics", "/files", "/etc/passwd", "/../../etc/passwd"] {
-                assert!(get(&page, path, wrong).starts_with("HTTP/1.1 401"), "{path} {wrong}") ;
+                assert!(get(&page, path, wrong).starts_with("HTTP/1.1 401"), "{path} {wrong}");
             }
         }
         assert!(get(&page, "/../page.css", token(&page)).starts_with("HTTP/1.1 404"));
@@ -263,7 +274,7 @@ mod tests {
     fn slow_and_strange_clients_disturb_nobody() {
         let page = live();
         let slow: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(page.address).unwrap()).collect();
-        for strange in [b"\x16\x03\x01\x02\0".as_slice(), b"GET / HTTP/1.1\r\n", &[0xff; 20_000]] {
+        for strange in [b"\x16\x03\x01\x02\0".as_slice(), b"GET / HTTP/1.1\r\n", &vec![0xff; 20_000]] {
             let mut stream = TcpStream::connect(page.address).unwrap();
             let _ = stream.write_all(strange);
             drop(stream);
@@ -300,14 +311,19 @@ mod tests {
     #[test]
     fn a_report_is_one_file_and_ends_where_it_should() {
         let html = whole("{\"version\":1,\"command\":\"</script><script>alert(1)\"}");
-        assert!(!html.contains("href=\"page.css\"") && !html.contains("src=\"") && !html.contains("</script><script>alert"));
+        assert!(
+            !html.contains("href=\"page.css\"") && !html.contains("src=\"") && !html.contains("</script><script>alert")
+        );
         assert!(html.contains("window.RECORDING={\"version\":1"));
     }
 
     #[test]
     fn nothing_is_loaded_from_elsewhere() {
         for asset in [HTML, STYLE, DRAW, SCRIPT] {
-            assert!(!asset.contains("http://") && !asset.contains("https://") && !asset.contains("innerHTML"), "{asset}");
+            assert!(
+                !asset.contains("http://") && !asset.contains("https://") && !asset.contains("innerHTML"),
+                "{asset}"
+            );
         }
     }
 }

@@ -42,7 +42,8 @@ pub fn read(path: &Path) -> Result<(String, Value)> {
     fs::File::open(path)
         .and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
         .map_err(|e| Error::io(format!("reading the recording {}", path.display()), e))?;
-    let value = parse(&text).map_err(|why| Error::Usage(format!("{} is no recording of corro: {why}", path.display())))?;
+    let value =
+        parse(&text).map_err(|why| Error::Usage(format!("{} is no recording of corro: {why}", path.display())))?;
     Ok((text, value))
 }
 

@@ -76,7 +76,9 @@ pub fn text(recording: &Value) -> String {
 fn steps(page: &mut String, known: &[&RecordedRank]) {
     let told = known.iter().all(|rank| rank.steps_are_told);
     let bound = known.iter().any(|rank| rank.hidden);
-    page.push_str("rank  host                  steps   ms/step  computing  communication  waiting  came last    MB/step\n");
+    page.push_str(
+        "rank  host                  steps   ms/step  computing  communication  waiting  came last    MB/step\n",
+    );
     for rank in known {
         let [computing, communication, waiting] = rank.shares.unwrap_or_default().map(|share| share * 100.0);
         let _ = writeln!(

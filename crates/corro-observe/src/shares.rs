@@ -130,7 +130,7 @@ fn shares(steps: u64, marks: &[(u32, Mark, Mark)]) -> Vec<(u32, Share)> {
     };
     let least = marks.iter().map(waited).min().unwrap_or(0);
     let alone = marks.len() == 1;
-    let last = marks.iter().min_by_key(|mark| waited(mark)).map(|(rank, ..)| *rank).filter(|_| !alone);
+    let slowest = marks.iter().min_by_key(|mark| waited(mark)).map(|(rank, ..)| *rank).filter(|_| !alone);
     let share = |mark: &(u32, Mark, Mark)| {
         let (rank, from, to) = mark;
         let time = to.at.saturating_sub(from.at);
@@ -142,7 +142,7 @@ fn shares(steps: u64, marks: &[(u32, Mark, Mark)]) -> Vec<(u32, Share)> {
             communication: least.min(waited),
             waiting: waited - least.min(waited),
             collective: to.collective.saturating_sub(from.collective),
-            last: if last == Some(*rank) { steps } else { 0 },
+            last: if slowest == Some(*rank) { steps } else { 0 },
         };
         (*rank, share)
     };

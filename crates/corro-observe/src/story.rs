@@ -115,19 +115,22 @@ impl Story {
     /// A process was started.
     pub fn started(&mut self, at: u64, process: u32, host: &str, pid: i32) {
         self.member(process, host).pid = Some(pid);
-        self.event(at, "info", format!("process {process} runs on {host} (pid {pid})"));
+        self.event(at, "info", &format!("process {process} runs on {host} (pid {pid})"));
     }
 
     /// A process has ended.
     pub fn exited(&mut self, at: u64, process: u32, host: &str, well: bool, how: &str) {
         self.lines.finish(at, process);
+        self.align();
+        let epoch = self.epoch.map(|(epoch, _)| epoch);
         let member = self.member(process, host);
         member.state = State::Ended { well, how: how.to_owned() };
         let who = member.rank.map_or_else(|| format!("process {process}"), |rank| format!("rank {rank}"));
-        if let Some(rank) = member.rank {
+        // In an elastic job its rank may be another's by now.
+        if let Some(rank) = member.rank.filter(|_| epoch == Some(member.note.epoch)) {
             self.aligner.remove(rank);
         }
-        self.event(at, if well { "info" } else { "error" }, format!("{who} on {host} has ended: {how}"));
+        self.event(at, if well { "info" } else { "error" }, &format!("{who} on {host} has ended: {how}"));
         let ended = |member: &Member| matches!(member.state, State::Ended { .. });
         if self.members.values().filter(|member| ended(member)).count() > MAX_ENDED
             && let Some(oldest) = self.members.iter().find(|(_, member)| ended(member)).map(|(process, _)| *process)
@@ -144,8 +147,9 @@ impl Story {
             let size = note.size.min(corro_core::config::MAX_RANKS as u32);
             if self.epoch.is_some() {
                 let text = format!("epoch {}: ranks meet anew, {size} of them", note.epoch);
-                self.event(at, "info", text);
+                self.event(at, "info", &text);
             }
+            self.align();
             self.epoch = Some((note.epoch, size));
             self.aligner.begin(0..size);
         }
@@ -177,8 +181,8 @@ impl Story {
     }
 
     /// Something has happened.
-    pub fn event(&mut self, at: u64, kind: &'static str, text: String) {
-        let text = shortened(&text, 4000);
+    pub fn event(&mut self, at: u64, kind: &'static str, text: &str) {
+        let text = shortened(text, 4000);
         self.events.push_back(Event { number: self.events_so_far, at, kind, text });
         self.events_so_far += 1;
         if self.events.len() > MAX_EVENTS {
@@ -195,7 +199,7 @@ impl Story {
             None => ("info", "the job has ended".to_owned()),
             Some(why) => ("error", format!("the job has failed: {why}")),
         };
-        self.event(at, kind, text);
+        self.event(at, kind, &text);
         self.ended = Some((at, failure));
     }
 
@@ -207,10 +211,14 @@ impl Story {
             self.told_stall = long.is_some();
             match long {
                 Some(Stall { waiting, awaited, tensor, .. }) => {
-                    let text = format!("{} waited for by {} in {tensor:?}", listed(&awaited, "is", "are"), listed(&waiting, "", ""));
-                    self.event(at, "warning", text);
+                    let text = format!(
+                        "{} waited for by {} in {tensor:?}",
+                        listed(&awaited, "is", "are"),
+                        listed(&waiting, "", "")
+                    );
+                    self.event(at, "warning", &text);
                 }
-                None => self.event(at, "info", "nobody waits any more".to_owned()),
+                None => self.event(at, "info", "nobody waits any more"),
             }
         }
         if at >= self.ticked + TICK && self.ended.is_none() {
@@ -221,7 +229,9 @@ impl Story {
     fn align(&mut self) {
         for shares in self.aligner.take() {
             for (rank, share) in shares {
-                if let Some(member) = self.members.values_mut().find(|member| member.rank == Some(rank)) {
+                let epoch = self.epoch.map(|(epoch, _)| epoch);
+                let is_it = |member: &&mut Member| member.rank == Some(rank) && epoch == Some(member.note.epoch);
+                if let Some(member) = self.members.values_mut().find(is_it) {
                     member.total.add(&share);
                     member.late.add(&share);
                 }
@@ -231,9 +241,9 @@ impl Story {
 
     fn row(&mut self, at: u64) {
         self.ticked = at;
-        let size = self.epoch.map_or(0, |(_, size)| size as usize);
-        let mut ranks = vec![history::NOTHING; size];
-        for member in self.members.values_mut() {
+        let (epoch, size) = self.epoch.unwrap_or_default();
+        let mut ranks = vec![history::NOTHING; size as usize];
+        for member in self.members.values_mut().filter(|member| member.note.epoch == epoch) {
             if let Some(cells) = member.rank.and_then(|rank| ranks.get_mut(rank as usize)) {
                 *cells = member.row();
             }
@@ -250,7 +260,8 @@ impl Story {
             let (lasts, tensor) = member.note.waits.as_ref()?;
             Some((lasts + at.saturating_sub(member.heard), tensor.clone(), member.rank?))
         };
-        let waiting: Vec<(u64, String, u32)> = running.iter().filter_map(|m| waits(&m)).filter(|(t, ..)| *t >= STALL).collect();
+        let waiting: Vec<(u64, String, u32)> =
+            running.iter().filter_map(|m| waits(&m)).filter(|(t, ..)| *t >= STALL).collect();
         let (lasts, tensor, _) = waiting.iter().max_by_key(|(lasts, ..)| *lasts)?.clone();
         let waiting: Vec<u32> = waiting.into_iter().map(|(.., rank)| rank).collect();
         let awaited = running.iter().filter_map(|m| m.rank).filter(|rank| !waiting.contains(rank)).collect();
@@ -313,7 +324,9 @@ mod tests {
             story.tick(tick * 1000);
         }
         let shares = story.shares();
-        let parts = |share: &Share| [share.computing, share.communication, share.waiting].map(|n| (share.part(n) * 100.0).round());
+        let parts = |share: &Share| {
+            [share.computing, share.communication, share.waiting].map(|n| (share.part(n) * 100.0).round())
+        };
         assert_eq!(parts(&shares[0].2), [90.0, 10.0, 0.0]);
         assert_eq!(parts(&shares[1].2), [70.0, 10.0, 20.0]);
         assert_eq!(story.recent.since(None).len(), 10);
@@ -366,7 +379,9 @@ mod tests {
             story.tick(tick * 1000);
         }
         assert!(story.shares()[0].2.steps > 999_000);
-        let cells = |history: &History| history.since(None).iter().map(|row| row.ranks.len() * size_of::<Cells>()).sum::<usize>();
+        let cells = |history: &History| {
+            history.since(None).iter().map(|row| row.ranks.len() * size_of::<Cells>()).sum::<usize>()
+        };
         let bytes = cells(&story.recent) + cells(&story.all);
         assert!(bytes <= 900 * 64 * 36, "{bytes}");
         assert_eq!(story.events(0).count(), 0);

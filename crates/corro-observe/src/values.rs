@@ -1,4 +1,4 @@
-//! Training values in files: JSON lines for programs, and TensorBoard's event files.
+//! Training values in files: JSON lines for programs, and `TensorBoard`'s event files.
 //!
 //! An event file is a list of records: a length, the record, and checksums of both; a record is a message of protocol buffers.
 //! What is needed of that is little, and is written here.
@@ -44,7 +44,7 @@ impl ValueFiles {
             let line = serde_json::json!({
                 "step": mean.step, "name": mean.name, "value": value, "ranks": mean.ranks, "time": self.began + mean.at,
             });
-            lines.push_str(&format!("{line}\n"));
+            lines.extend([line.to_string(), "\n".to_owned()]);
             let time = (self.began + mean.at) as f64 / 1000.0;
             events.extend(record(&scalar_event(time, mean.step, &mean.name, mean.value as f32)));
         }

@@ -169,7 +169,8 @@ fn finite(curve: &[(u64, f64)]) -> Vec<(u64, Option<f64>)> {
 
 impl Rows {
     fn of(row: &Row) -> Self {
-        let known = |cells: &[f32; COLUMNS.len()]| cells.map(|value| Some(value).filter(|v| v.is_finite()).map(rounded));
+        let known =
+            |cells: &[f32; COLUMNS.len()]| cells.map(|value| Some(value).filter(|v| v.is_finite()).map(rounded));
         Self { at: row.at, ranks: row.ranks.iter().map(known).collect() }
     }
 }
@@ -215,7 +216,11 @@ impl Rank {
             last: known.then(|| share.last as f64 / share.steps as f64),
             waits: note.waits.clone(),
             gpu_memory: note.usage.gpu.map(|gpu| gpu.memory),
-            network: note.network.iter().map(|n| (n.name.clone(), n.speed, most(&n.name), n.sent.max(n.received))).collect(),
+            network: note
+                .network
+                .iter()
+                .map(|n| (n.name.clone(), n.speed, most(&n.name), n.sent.max(n.received)))
+                .collect(),
             heard: member.heard,
         }
     }

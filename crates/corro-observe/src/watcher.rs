@@ -105,7 +105,11 @@ impl Watcher {
         let (mut saved, mut pause) = (Instant::now(), SAVE);
         loop {
             let over = lock(&self.over);
-            let over = if *over { over } else { self.woken.wait_timeout(over, TICK).unwrap_or_else(PoisonError::into_inner).0 };
+            let over = if *over {
+                over
+            } else {
+                self.woken.wait_timeout(over, TICK).unwrap_or_else(PoisonError::into_inner).0
+            };
             let over = *over;
             self.with(Story::tick);
             let means = self.with(|story, _| story.training.take());

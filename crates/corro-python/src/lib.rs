@@ -17,6 +17,7 @@
 //! | `output` | results in memory that the engine has allocated |
 //! | `settings` | knobs that Python code asks for |
 //! | `starter` | starting jobs, for `corro.runner` |
+//! | `watching` | what those who watch the job are told |
 //! | `tensorflow` | TensorFlow's operations |
 
 mod departure;
@@ -32,6 +33,7 @@ mod running;
 mod settings;
 mod starter;
 mod tensorflow;
+mod watching;
 mod without_gil;
 
 use pyo3::prelude::*;
@@ -63,4 +65,6 @@ mod _native {
     use crate::starter::{give_result, payload, start_job};
     #[pymodule_export]
     use crate::tensorflow::{tensorflow_problem, tensorflow_xla_problem};
+    #[pymodule_export]
+    use crate::watching::{is_watched, log_value, mark_step};
 }

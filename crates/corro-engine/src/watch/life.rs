@@ -62,15 +62,14 @@ impl Life {
         found.before = self.mark(ran.ended.as_nanos() as u64, collective);
     }
 
-    /// The program has logged a value. Always true: somebody watches.
-    pub(crate) fn log(&self, step: u64, name: &str, value: f64) -> bool {
+    /// The program has logged a value.
+    pub(crate) fn log(&self, step: u64, name: &str, value: f64) {
         let mut values = lock(&self.values);
         if values.len() == MAX_VALUES {
             values.pop_front();
             self.lost.fetch_add(1, Relaxed);
         }
         values.push_back(Value { step, name: shortened(name, MAX_NAME), value });
-        true
     }
 
     /// The ends of steps since the last time, and whether the program says when those are.

@@ -35,6 +35,25 @@ pub(super) fn parse(name: &'static str, words: &[OsString]) -> Result<ArgMatches
     command.no_binary_name(true).try_get_matches_from(words)
 }
 
+/// The flags for those who watch a job.
+fn watching() -> [Arg; 4] {
+    let optional = |arg: Arg| arg.num_args(0..=1).default_missing_value("").require_equals(true);
+    [
+        optional(value(
+            "page",
+            "ADDRESS:PORT",
+            "Serve a live page about the job; prints its link [a free port of 127.0.0.1]",
+        )),
+        value("record", "FILE", "Record the job, for `corro page FILE` and `corro report FILE`"),
+        optional(value(
+            "report",
+            "FILE.html",
+            "Say at the end where the time went and what to do; also as one HTML file",
+        )),
+        value("logdir", "DIR", "Collect there what ranks write, and training values (JSON lines, TensorBoard)"),
+    ]
+}
+
 /// The flags of a run.
 pub(super) fn command(name: &'static str) -> Command {
     let job = [
@@ -89,13 +108,6 @@ pub(super) fn command(name: &'static str) -> Command {
         value("mpi-args", "ARGS", "No effect: for MPI").allow_hyphen_values(true),
         value("binding-args", "ARGS", "No effect: for MPI").allow_hyphen_values(true),
     ];
-    let optional = |arg: Arg| arg.num_args(0..=1).default_missing_value("").require_equals(true);
-    let watching = [
-        optional(value("page", "ADDRESS:PORT", "Serve a live page about the job; prints its link [a free port of 127.0.0.1]")),
-        value("record", "FILE", "Record the job, for `corro page FILE` and `corro report FILE`"),
-        optional(value("report", "FILE.html", "Say at the end where the time went and what to do; also as one HTML file")),
-        value("logdir", "DIR", "Collect there what ranks write, and training values (JSON lines, TensorBoard)"),
-    ];
     let mut command = Command::new(name)
         .about("Starts a job of several processes, here and on other hosts")
         .override_usage(format!("{name} -np N [-H host:slots,...] [flags] command [arguments]"))
@@ -106,7 +118,7 @@ pub(super) fn command(name: &'static str) -> Command {
         .next_help_heading("Job")
         .args(job)
         .next_help_heading("Watching")
-        .args(watching)
+        .args(watching())
         .next_help_heading("Network")
         .args(network)
         .next_help_heading("Other hosts")

@@ -20,8 +20,10 @@ use crate::job::{Job, Outcome};
 pub(super) struct Watching {
     page: Option<SocketAddr>,
     files: Files,
-    /// A report is wanted, perhaps in this file as well.
-    report: Option<Option<PathBuf>>,
+    /// A report is wanted at the end.
+    report: bool,
+    /// And in this file as well.
+    html: Option<PathBuf>,
 }
 
 impl Watching {
@@ -32,14 +34,15 @@ impl Watching {
             "" => Ok(page::default_address()),
             word => page::parse_address(word),
         });
-        let report = text("report").map(|file| Some(file).filter(|f| !f.is_empty()).map(PathBuf::from));
+        let (report, html) =
+            (text("report").is_some(), text("report").filter(|file| !file.is_empty()).map(PathBuf::from));
         let files = Files { record: text("record").map(Into::into), values: text("logdir").map(Into::into) };
-        Ok(Self { page: page.transpose()?, files, report })
+        Ok(Self { page: page.transpose()?, files, report, html })
     }
 
     /// Begins to watch a job that is about to start, if that is wanted.
     pub(super) fn start(&self, name: &str, job: &mut Job) -> Result<Watched> {
-        let wanted = self.page.is_some() || self.report.is_some() || self.files.record.is_some() || self.files.values.is_some();
+        let wanted = self.page.is_some() || self.report || self.files.record.is_some() || self.files.values.is_some();
         if !wanted {
             return Ok(Watched::default());
         }
@@ -50,7 +53,7 @@ impl Watching {
         if let Some(page) = &page {
             tell(&format!("{name}: watch this job at {}", page.url));
         }
-        Ok(Watched { watcher: Some(watcher), report: self.report.clone(), page })
+        Ok(Watched { watcher: Some(watcher), report: self.report, html: self.html.clone(), page })
     }
 }
 
@@ -58,7 +61,8 @@ impl Watching {
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     watcher: Option<Arc<Watcher>>,
-    report: Option<Option<PathBuf>>,
+    report: bool,
+    html: Option<PathBuf>,
     page: Option<Page>,
 }
 
@@ -71,9 +75,9 @@ impl Watched {
             Err(error) => Some(error.to_string()),
         };
         watcher.finish(failure);
-        if let Some(file) = self.report {
+        if self.report {
             let view = watcher.view(Since::default());
-            if let Err(error) = show_report(&view, file.as_deref()) {
+            if let Err(error) = show_report(&view, self.html.as_deref()) {
                 tell(&format!("corro: {error}"));
             }
         }
@@ -106,7 +110,13 @@ pub(super) fn page_command() -> Command {
     Command::new("corro page")
         .about("Shows recorded jobs on a page, one beside the other")
         .disable_version_flag(true)
-        .arg(Arg::new("file").required(true).num_args(1..).value_name("FILE").help("What `corro run --record FILE` has written"))
+        .arg(
+            Arg::new("file")
+                .required(true)
+                .num_args(1..)
+                .value_name("FILE")
+                .help("What `corro run --record FILE` has written"),
+        )
         .arg(
             Arg::new("listen")
                 .long("listen")

@@ -31,7 +31,8 @@ impl Request {
         let head = std::str::from_utf8(&bytes[..end]).map_err(|_| bad)?;
         let mut lines = head.split("\r\n");
         let mut words = lines.next().unwrap_or_default().split(' ');
-        let (Some(method), Some(target), Some(version), None) = (words.next(), words.next(), words.next(), words.next())
+        let (Some(method), Some(target), Some(version), None) =
+            (words.next(), words.next(), words.next(), words.next())
         else {
             return Err(bad);
         };
@@ -133,7 +134,10 @@ mod tests {
             assert_eq!(Request::parse(&text[..cut]), Ok(None));
         }
         let request = Request::parse(text).unwrap().unwrap();
-        assert_eq!((request.path.as_str(), request.get("token"), request.number("since")), ("/view", Some("ab"), Some(7)));
+        assert_eq!(
+            (request.path.as_str(), request.get("token"), request.number("since")),
+            ("/view", Some("ab"), Some(7))
+        );
         assert_eq!(request.bearer.as_deref(), Some("t"));
     }
 

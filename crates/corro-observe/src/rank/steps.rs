@@ -54,14 +54,14 @@ impl Steps {
     fn ended(&mut self, now: Mark) {
         self.count += 1;
         let stride = self.stride.max(1);
-        if self.count % stride != 0 {
+        if !self.count.is_multiple_of(stride) {
             return;
         }
         if self.marks.len() == MAX_MARKS {
             self.stride = stride * 2;
             let stride = self.stride;
-            self.marks.retain(|mark| mark.step % stride == 0);
-            if self.count % stride != 0 {
+            self.marks.retain(|mark| mark.step.is_multiple_of(stride));
+            if !self.count.is_multiple_of(stride) {
                 return;
             }
         }

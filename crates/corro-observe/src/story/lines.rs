@@ -27,7 +27,7 @@ pub struct Line {
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Lines {
-    lines: VecDeque<Line>,
+    kept: VecDeque<Line>,
     count: u64,
     /// What was begun and has no end yet.
     open: BTreeMap<(u32, bool), Vec<u8>>,
@@ -65,17 +65,17 @@ impl Lines {
             return;
         }
         let text = String::from_utf8_lossy(bytes).into_owned();
-        self.lines.push_back(Line { number: self.count, at, who, error, text });
+        self.kept.push_back(Line { number: self.count, at, who, error, text });
         self.count += 1;
-        if self.lines.len() > MAX_LINES {
-            self.lines.pop_front();
+        if self.kept.len() > MAX_LINES {
+            self.kept.pop_front();
         }
     }
 
     /// Lines from this number on.
     pub fn since(&self, number: u64) -> impl Iterator<Item = &Line> {
-        let first = self.lines.partition_point(|line| line.number < number);
-        self.lines.range(first..)
+        let first = self.kept.partition_point(|line| line.number < number);
+        self.kept.range(first..)
     }
 
     /// How many there were.

@@ -39,16 +39,18 @@ const Draw = (() => {
       x0 = Math.min(x0, x); x1 = Math.max(x1, x);
       if (y !== null && !options.most) { most = Math.max(most, y); least = Math.min(least, y); }
     }
-    const marks = options.most ? [0, 0.25, 0.5, 0.75, 1].map((n) => n * options.most) : ticks(most, 4);
-    const top = marks[marks.length - 1], left = 46, right = width - 6, bottom = height - 18, above = 6;
+    const unit = options.base ? options.base ** Math.max(0, Math.floor(Math.log(most || 1) / Math.log(options.base))) : 1;
+    const marks = options.most ? [0, 0.25, 0.5, 0.75, 1].map((n) => n * options.most) : ticks(most / unit, 4).map((n) => n * unit);
+    const labels = marks.map((n) => (n === 0 ? "0" : options.format(n)));
+    const top = marks[marks.length - 1], left = Math.max(...labels.map((text) => g.measureText(text).width)) + 10, right = width - 6, bottom = height - 18, above = 6;
     const X = (x) => (x1 > x0 ? left + ((x - x0) / (x1 - x0)) * (right - left) : (left + right) / 2);
     const Y = (y) => bottom - ((y - least) / (top - least || 1)) * (bottom - above);
     g.textBaseline = "middle"; g.textAlign = "right"; g.lineWidth = 1;
-    for (const mark of marks) {
+    for (const [i, mark] of marks.entries()) {
       g.strokeStyle = css("--grid");
       g.beginPath(); g.moveTo(left, Math.round(Y(mark)) + 0.5); g.lineTo(right, Math.round(Y(mark)) + 0.5); g.stroke();
       g.fillStyle = css("--soft");
-      g.fillText(options.format(mark), left - 6, Y(mark));
+      g.fillText(labels[i], left - 6, Y(mark));
     }
     if (x1 > x0) {
       g.textBaseline = "top"; g.textAlign = "left"; g.fillText(options.formatX(x0), left, bottom + 5);

@@ -10,7 +10,7 @@
   // Words for numbers.
   const fixed = (n, digits) => n.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   const ms = (n) => (n == null ? "–" : n >= 1000 ? `${fixed(n / 1000, 2)} s` : `${fixed(n, n < 10 ? 2 : n < 100 ? 1 : 0)} ms`);
-  const percent = (n) => (n == null ? "–" : `${fixed(n * 100, n < 0.0995 ? 1 : 0)} %`);
+  const percent = (n) => (n == null ? "–" : `${fixed(n * 100, n > 0 && n < 0.0995 ? 1 : 0)} %`);
   const scaled = (n, units, by) => {
     if (n == null) return "–";
     let at = 0;
@@ -128,8 +128,9 @@
     const all = [...seated(), ...view.ranks.filter((r) => r.rank == null)];
     const awaited = new Set(view.stall ? view.stall.awaited : []);
     const rowOf = (r) => {
-      const cpu = r.rank == null ? null : latest(r.rank, "cpu"), used = r.rank == null ? null : latest(r.rank, "memory");
-      const load = r.rank == null ? null : latest(r.rank, "gpu");
+      // Of one that is gone while the job goes on, the rank may be another's by now.
+      const number = (name) => (r.rank == null || (r.state !== "running" && view.state === "running") ? null : latest(r.rank, name));
+      const cpu = number("cpu"), used = number("memory"), load = number("gpu");
       const dot = make("span", "dot");
       dot.style.background = Draw.colour(r.rank ?? 0, view.size);
       const state = r.waits && r.state === "running" ? `waits ${clock(r.waits[0])}` : r.ending && r.state === "failed" ? r.ending : r.state;
@@ -165,7 +166,8 @@
   // The charts there are: name, what it shows, how.
   function kinds() {
     const many = view.size > 1 ? "each rank" : "";
-    const list = [["step_ms", "step time", many, ms], ["shares", "where a step goes", "mean of ranks", percent]];
+    const list = [["step_ms", "step time", "mean of ranks", ms], ["shares", "where a step goes", "mean of ranks", percent]];
+    if (view.size > 1) list.push(["own_ms", "computing in a step", many, ms]);
     for (const name of Object.keys(view.training)) list.push([`value:${name}`, name, "mean of ranks", plain]);
     list.push(["cpu", "CPU", many, (n) => `${fixed(n, 0)} %`], ["memory", "memory", many, memory], ["bytes", "bytes of tensors a second", many, bytes]);
     if (view.ranks.some((r) => r.gpu_memory)) list.push(["gpu", "GPU load", many, (n) => `${fixed(n, 0)} %`], ["gpu_memory", "GPU memory", many, memory]);
@@ -185,9 +187,15 @@
       const points = view.training[kind.slice(6)].map(([step, v]) => [step, v]);
       return [{ name: kind.slice(6), colour: Draw.colour(0, 1), points }];
     }
+    if (kind === "step_ms") {
+      const points = data.map((row) => [row.at, mean(row.ranks.map((c) => c[column(kind)]).filter((v) => v != null))]);
+      return [{ name: "step", colour: Draw.colour(0, 1), points }];
+    }
     const at = column(kind), list = [];
+    const own = (c) => (c?.[column("step_ms")] == null ? null : c[column("step_ms")] * c[column("computing")]);
+    const number = (c) => (kind === "own_ms" ? own(c) : c?.[at] ?? null);
     for (let rank = 0; rank < view.size; rank++) {
-      const points = data.map((row) => [row.at, row.ranks[rank]?.[at] ?? null]);
+      const points = data.map((row) => [row.at, number(row.ranks[rank])]);
       const faded = hover != null && hover !== rank;
       list.push({ name: `rank ${rank}`, colour: faded ? Draw.css("--grid") : Draw.colour(rank, view.size), points, strong: hover === rank });
     }
@@ -214,6 +222,7 @@
       const byStep = kind.startsWith("value:");
       const options = { format, formatX: byStep ? (n) => `step ${Math.round(n).toLocaleString("en")}` : clock, stacked: kind === "shares" };
       if (options.stacked) options.most = 1;
+      if (kind === "memory" || kind === "gpu_memory") options.base = 1024;
       Draw.chart(canvas, seriesOf(kind), options);
     }
   }
