@@ -203,11 +203,11 @@ fn much_communication(facts: &Facts) -> Option<String> {
         return None;
     }
     Some(format!(
-        "communication takes {bound}{:.0} % of a step of {:.1} ms, for {:.1} MB. A larger batch on each rank computes longer for the \
+        "communication takes {bound}{:.0} % of a step of {:.1} ms, for {}. A larger batch on each rank computes longer for the \
          same bytes; compression=hvd.Compression.fp16 halves them.",
         share * 100.0,
         mean(facts, |rank| rank.step),
-        mean(facts, |rank| rank.megabytes)
+        size(mean(facts, |rank| rank.megabytes))
     ))
 }
 
@@ -231,6 +231,11 @@ fn plans_left(facts: &Facts) -> Option<String> {
          (CORRO_LOG_LEVEL=info); mostly tensors whose shape or number changes from step to step.",
         often.rank, often.plans_left, often.steps
     ))
+}
+
+/// "2.5 MB".
+fn size(megabytes: f64) -> String {
+    if megabytes < 1.0 { format!("{:.1} KB", megabytes * 1000.0) } else { format!("{megabytes:.1} MB") }
 }
 
 /// "940 Mbit/s".

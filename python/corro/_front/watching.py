@@ -20,7 +20,9 @@ def log(step: int, **values: Any) -> None:
     if not _native.is_watched():
         return
     for name, value in values.items():
-        _native.log_value(int(step), name, float(value))
+        # A tensor that has a gradient is no number to torch.
+        detach = getattr(value, "detach", None)
+        _native.log_value(int(step), name, float(value if detach is None else detach()))
 
 
 def mark_step() -> None:

@@ -1,0 +1,49 @@
+"""Jobs that are watched, as whole programs with PyTorch: what the recording says is what happened."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from test_jobs import run_job
+
+TRAINING = """
+import sys, time, torch
+import corro.torch as hvd
+
+hvd.init()
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 1))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+torch.manual_seed(hvd.rank())
+for step in range(60):
+    time.sleep(0.024 if hvd.rank() == 1 else 0.020)  # one rank is slower by a fifth
+    loss = model(torch.randn(8, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    hvd.log(step=step, loss=loss, rank=hvd.rank())
+print("done", hvd.rank())
+"""
+
+
+def test_a_slow_rank_is_named_and_values_are_averaged(tmp_path: Path) -> None:
+    script, record, logs = tmp_path / "train.py", tmp_path / "run.corro", tmp_path / "logs"
+    script.write_text(TRAINING)
+    job = run_job(3, "--record", str(record), "--report", "--logdir", str(logs), sys.executable, str(script))
+    said = f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
+    assert job.returncode == 0, said
+    recorded = json.loads(record.read_text())
+    assert recorded["state"] == "done" and recorded["size"] == 3, said
+    for rank in recorded["ranks"]:
+        assert rank["steps_are_told"] and rank["step"] == 60, rank
+        assert abs(sum(rank["shares"]) - 1) < 0.02, rank
+        assert rank["step_ms"] >= 20, rank
+    slowest = max(recorded["ranks"], key=lambda rank: rank["last"])
+    assert slowest["rank"] == 1, recorded["ranks"]
+    assert "rank 1 on localhost computes" in job.stderr, said
+    values = [json.loads(line) for line in (logs / "values.jsonl").read_text().splitlines()]
+    means = [v["value"] for v in values if v["name"] == "rank"]
+    assert means == [1.0] * 60 and all(v["ranks"] == 3 for v in values), values[:5]
+    assert "done 2" in (logs / "rank.2" / "stdout").read_text()
