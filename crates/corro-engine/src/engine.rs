@@ -1,6 +1,7 @@
 //! The engine as programs see it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use corro_agreement::node::Gear;
@@ -356,6 +357,14 @@ impl Engine {
     /// Whether anybody watches the job.
     pub fn is_watched(&self) -> bool {
         self.0.core.life.is_some()
+    }
+
+    /// From now on this process writes down where its threads are when it gets this signal, into the pipe that
+    /// [`config::STACKS`] describes: those who watch the job may ask for it.
+    pub fn dumps_on(&self, signal: u8) {
+        if let Some(life) = &self.0.core.life {
+            life.dumps.store(signal, Ordering::Relaxed);
+        }
     }
 
     /// Tells those who watch the job a value of its training. Does nothing if nobody does.

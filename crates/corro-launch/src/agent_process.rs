@@ -214,7 +214,9 @@ impl Reader {
                 let _ = self.events.send(Event::OutputClosed);
             }
             let event = match report {
-                Report::Output { .. } | Report::Told { .. } | Report::Beat => Event::Alive(self.host),
+                Report::Output { .. } | Report::Told { .. } | Report::Stacks { .. } | Report::Beat => {
+                    Event::Alive(self.host)
+                }
                 report => Event::Report(self.host, report),
             };
             let _ = self.events.send(event);

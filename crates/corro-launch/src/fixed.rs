@@ -200,6 +200,7 @@ impl<'a> Running<'a> {
                     | Report::Started { .. }
                     | Report::Output { .. }
                     | Report::Told { .. }
+                    | Report::Stacks { .. }
                     | Report::Beat => Ok(()),
                 }
             }
@@ -212,6 +213,7 @@ impl<'a> Running<'a> {
                 let why = self.launcher.silent(at, reason);
                 self.lose(at, format!("its agent is gone: {why}"))
             }
+            Event::StacksWanted => self.launcher.ask_stacks(),
             Event::Typed(bytes) => self.pass_on_keys(bytes),
             Event::Membership(_) | Event::Hosts(_) | Event::NoHosts(_) | Event::Complaint(_) => Ok(()),
             Event::OutputClosed => self.note(Happening::Interrupt(libc::SIGPIPE)),

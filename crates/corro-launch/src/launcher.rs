@@ -110,6 +110,10 @@ impl<'a> Launcher<'a> {
         let secret = Secret::random()?;
         let store = start_store(job, &secret, all_here)?;
         let output = Arc::new(Mutex::new(output));
+        if let Some(watcher) = &job.watcher {
+            let sender = sender.clone();
+            watcher.ask_stacks_by(move || drop(sender.send(Event::StacksWanted)));
+        }
         Ok(Self { job, secret, agents: Vec::new(), output, store, sender, events, last_beat: Instant::now() })
     }
 
@@ -253,6 +257,12 @@ impl<'a> Launcher<'a> {
             }
         }
         Ok(lost)
+    }
+
+    /// Asks all processes where their threads are.
+    pub(crate) fn ask_stacks(&self) -> Result<()> {
+        let ready = self.agents.iter().filter(|agent| agent.is_ready() && !agent.over);
+        ready.map(|agent| agent.order(&Order::Stacks)).collect()
     }
 
     /// Nothing more is expected of an agent that is lost; should it still be there, all that it has started is ended.

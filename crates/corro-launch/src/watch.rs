@@ -30,6 +30,7 @@ impl Watch {
             Report::Exited { process, ending } => {
                 story.exited(now, number(process), host, ending.is_success(), &ending.to_string());
             }
+            Report::Stacks { process, bytes } => story.told_stacks(number(process), bytes),
             Report::Told { process, note } => {
                 // The agent has read it already; what it could not read it has not passed on.
                 if let Ok(Some((note, _))) = codec::take::<Note>(note, MAX_NOTE) {

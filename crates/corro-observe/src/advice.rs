@@ -185,10 +185,19 @@ fn slow_link(facts: &Facts) -> Option<String> {
             None => busiest.push(link),
         }
     }
-    let (host, name, speed, carried) = busiest.into_iter().min_by(|a, b| a.3.total_cmp(&b.3))?;
+    let mut hosts: Vec<&str> = busiest.iter().map(|link| link.0.as_str()).collect();
+    hosts.sort_unstable();
+    let (host, name, speed, carried) = busiest.iter().min_by(|a, b| a.3.total_cmp(&b.3))?;
+    let most = busiest.iter().map(|link| link.3).fold(0.0, f64::max);
+    // Ranks pass bytes round in step, so a slow link slows the others down: then it can't be told from them.
+    let which = if most > 1.5 * carried || hosts.len() > 4 {
+        format!("the link of {host} ({name})")
+    } else {
+        format!("the network between {}", hosts.join(" and "))
+    };
     let can = if *speed > 0 { format!(" of the {} it says it can do", bits(*speed as f64)) } else { String::new() };
     Some(format!(
-        "communication takes {:.0} % of a step, and the link of {host} ({name}) has carried {} at most{can}. Send less: \
+        "communication takes {:.0} % of a step, and {which} has carried {} at most{can}. Send less: \
          compression=hvd.Compression.fp16 halves the bytes, and backward_passes_per_step=4 sends a quarter as often. Or use a \
          faster network (--network-interfaces).",
         share * 100.0,
@@ -300,13 +309,16 @@ mod tests {
     fn a_slow_link_is_named_with_what_it_carried() {
         let ranks = (0..4).map(|n| rank(n, 50.0, 50.0, 0.0)).collect();
         let link = |host: &str, carried: f64| (host.to_owned(), "eth0".to_owned(), 1_000_000_000, carried);
-        let facts = Facts { ranks, hosts: 2, links: vec![link("node0", 120e6), link("node1", 94e6)] };
+        let facts = Facts { ranks, hosts: 2, links: vec![link("node0", 320e6), link("node1", 94e6)] };
         let advice = apply(&facts);
         assert_eq!(advice[0].rule, "slow link");
         assert!(
             advice[0].text.contains("link of node1 (eth0) has carried 94 Mbit/s at most of the 1.0 Gbit/s"),
             "{advice:?}"
         );
+        let links = vec![link("node0", 97e6), link("node1", 94e6)];
+        let advice = apply(&Facts { links, ..facts });
+        assert!(advice[0].text.contains("the network between node0 and node1 has carried 94 Mbit/s"), "{advice:?}");
     }
 
     #[test]

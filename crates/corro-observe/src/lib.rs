@@ -16,11 +16,13 @@
 //! | [`recording`] | a view in a file |
 //! | [`values`] | training values in files: JSON lines, TensorBoard |
 //! | [`page`] | the live page: a small HTTP server |
+//! | [`door`] | the running jobs of this user, and how to ask them |
 //! | [`watcher`] | what a launcher holds: the story, its clock, the files |
 
 #![forbid(unsafe_code)]
 
 pub mod advice;
+pub mod door;
 pub mod note;
 pub mod page;
 pub mod rank;

@@ -47,6 +47,8 @@ pub struct Note {
     pub values: Vec<Value>,
     /// How many values were lost because they came too fast.
     pub values_lost: u64,
+    /// The signal upon which it writes down where its threads are; 0: none.
+    pub dumps: u8,
 }
 
 /// The end of a step. Times are nanoseconds since the rank's engine began.

@@ -8,12 +8,15 @@ mod metrics;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use corro_core::{Error, Result};
 
+use crate::door::{self, Door};
 use crate::view::Since;
 use crate::watcher::Watcher;
 use http::{Answer, MAX_REQUEST, Refused, Request, same};
@@ -48,7 +51,8 @@ pub struct Page {
 
 struct Server {
     source: Source,
-    token: String,
+    /// `None`: who may connect may ask.
+    token: Option<String>,
     over: Arc<AtomicBool>,
     connections: AtomicUsize,
 }
@@ -83,10 +87,10 @@ pub fn serve(address: SocketAddr, source: Source) -> Result<Page> {
         if address.ip().is_unspecified() { SocketAddr::new(this_host(address.ip()), address.port()) } else { address };
     let url = format!("http://{shown}/?token={token}");
     let over = Arc::new(AtomicBool::new(false));
-    let server = Arc::new(Server { source, token, over: Arc::clone(&over), connections: AtomicUsize::new(0) });
+    let server = Server { source, token: Some(token), over: Arc::clone(&over), connections: AtomicUsize::new(0) };
     std::thread::Builder::new()
         .name("corro-page".into())
-        .spawn(move || accept(&listener, &server))
+        .spawn(move || accept(&Arc::new(server), || listener.accept().map(|(stream, _)| stream)))
         .map_err(|e| Error::io("starting a thread", e))?;
     Ok(Page { url, address, over })
 }
@@ -109,8 +113,47 @@ impl Drop for Page {
     }
 }
 
-fn accept(listener: &TcpListener, server: &Arc<Server>) {
-    for stream in listener.incoming() {
+/// What both kinds of connections can do.
+trait Connection: Read + Write + Send + 'static {
+    fn limit_read(&self, time: Duration) -> std::io::Result<()>;
+    fn limit_write(&self, time: Duration) -> std::io::Result<()>;
+}
+
+impl Connection for TcpStream {
+    fn limit_read(&self, time: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(time))
+    }
+
+    fn limit_write(&self, time: Duration) -> std::io::Result<()> {
+        self.set_write_timeout(Some(time))
+    }
+}
+
+impl Connection for UnixStream {
+    fn limit_read(&self, time: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(time))
+    }
+
+    fn limit_write(&self, time: Duration) -> std::io::Result<()> {
+        self.set_write_timeout(Some(time))
+    }
+}
+
+/// Answers this user's other programs about a job, until what it gives is dropped. See [`crate::door`].
+pub fn open_door(folder: &Path, watcher: Arc<Watcher>) -> Result<Door> {
+    let (door, listener) = door::open(folder)?;
+    let source = Source::Live(watcher);
+    let server = Server { source, token: None, over: Arc::default(), connections: AtomicUsize::new(0) };
+    std::thread::Builder::new()
+        .name("corro-door".into())
+        .spawn(move || accept(&Arc::new(server), || listener.accept().map(|(stream, _)| stream)))
+        .map_err(|e| Error::io("starting a thread", e))?;
+    Ok(door)
+}
+
+fn accept<C: Connection>(server: &Arc<Server>, next: impl Fn() -> std::io::Result<C>) {
+    loop {
+        let stream = next();
         if server.over.load(Ordering::Relaxed) {
             return;
         }
@@ -135,14 +178,13 @@ fn accept(listener: &TcpListener, server: &Arc<Server>) {
 }
 
 impl Server {
-    fn converse(&self, mut stream: TcpStream) -> std::io::Result<()> {
-        stream.set_write_timeout(Some(PATIENCE))?;
+    fn converse(&self, mut stream: impl Connection) -> std::io::Result<()> {
+        stream.limit_write(PATIENCE)?;
         let answer = match receive(&mut stream)? {
             Ok(request) => self.answer(&request),
             Err(refused) => Answer::refused(refused),
         };
-        stream.write_all(&answer.bytes())?;
-        stream.shutdown(std::net::Shutdown::Write)
+        stream.write_all(&answer.bytes())
     }
 
     fn answer(&self, request: &Request) -> Answer {
@@ -154,7 +196,7 @@ impl Server {
             "/page.js" => return Answer::of("text/javascript; charset=utf-8", SCRIPT),
             _ => {}
         }
-        if !same(token, &self.token) {
+        if self.token.as_ref().is_some_and(|wanted| !same(token, wanted)) {
             return Answer::refused(Refused(
                 401,
                 "this page wants the token that the launcher has printed with its address",
@@ -174,6 +216,7 @@ impl Server {
                 "text/plain; version=0.0.4; charset=utf-8",
                 watcher.with(|story, _| metrics::prometheus(story)),
             ),
+            ("/stacks", Source::Live(watcher)) => Answer::of("text/plain; charset=utf-8", watcher.stacks()),
             ("/view", Source::Files(files)) => match files.get(request.number("file").unwrap_or(0) as usize) {
                 Some((_, view)) => Answer::of(JSON, view.as_str()),
                 None => Answer::refused(NOT_THERE),
@@ -192,7 +235,7 @@ const JSON: &str = "application/json";
 const NOT_THERE: Refused = Refused(404, "there is nothing here");
 
 /// A request, within its time.
-fn receive(stream: &mut TcpStream) -> std::io::Result<std::result::Result<Request, Refused>> {
+fn receive(stream: &mut impl Connection) -> std::io::Result<std::result::Result<Request, Refused>> {
     let until = Instant::now() + PATIENCE;
     let (mut bytes, mut piece) = (Vec::new(), [0; 1024]);
     loop {
@@ -200,7 +243,7 @@ fn receive(stream: &mut TcpStream) -> std::io::Result<std::result::Result<Reques
         if left.is_zero() {
             return Ok(Err(Refused(408, "the request did not come in time")));
         }
-        stream.set_read_timeout(Some(left))?;
+        stream.limit_read(left)?;
         match stream.read(&mut piece) {
             Ok(0) => return Ok(Err(Refused(400, "this is no request"))),
             Ok(count) => bytes.extend_from_slice(&piece[..count.min(MAX_REQUEST)]),

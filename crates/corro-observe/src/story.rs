@@ -30,6 +30,8 @@ const ALL_ROWS: usize = 600;
 const MAX_EVENTS: usize = 500;
 /// Processes that have ended and are still shown.
 const MAX_ENDED: usize = 256;
+/// Bytes of the stacks of one process.
+const MAX_STACKS: usize = 64 * 1024;
 /// A rank that makes others wait for so long, in milliseconds, is shown as doing so.
 const STALL: u64 = 1000;
 /// And one for which they wait so long is an event.
@@ -83,6 +85,8 @@ pub struct Story {
     pub lines: Lines,
     /// What they have logged.
     pub training: Training,
+    /// Where the threads of processes were when they were last asked.
+    stacks: BTreeMap<u32, String>,
     ticked: u64,
     told_stall: bool,
 }
@@ -103,6 +107,7 @@ impl Story {
             events_so_far: 0,
             lines: Lines::default(),
             training: Training::default(),
+            stacks: BTreeMap::new(),
             ticked: 0,
             told_stall: false,
         }
@@ -178,6 +183,24 @@ impl Story {
     /// A process has written something.
     pub fn wrote(&mut self, at: u64, process: u32, error: bool, bytes: &[u8]) {
         self.lines.write(at, process, error, bytes);
+    }
+
+    /// Processes are asked where their threads are.
+    pub fn ask_stacks(&mut self) {
+        self.stacks.clear();
+    }
+
+    /// A process has told some of it.
+    pub fn told_stacks(&mut self, process: u32, bytes: &[u8]) {
+        let text = self.stacks.entry(process).or_default();
+        if text.len() + bytes.len() <= MAX_STACKS {
+            text.push_str(&String::from_utf8_lossy(bytes));
+        }
+    }
+
+    /// Where the threads of processes were when they were last asked.
+    pub fn stacks(&self) -> &BTreeMap<u32, String> {
+        &self.stacks
     }
 
     /// Something has happened.

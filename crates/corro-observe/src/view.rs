@@ -47,6 +47,8 @@ pub struct View {
     pub ranks: Vec<Rank>,
     /// Who waits for whom.
     pub stall: Option<Stall>,
+    /// Where the threads of those are who are waited for, by rank.
+    pub stacks: Vec<(u32, String)>,
     /// What the numbers of rows are.
     pub columns: [&'static str; COLUMNS.len()],
     /// Of the last minutes.
@@ -125,6 +127,7 @@ impl View {
     /// How a story stands at this time, for a reader that has so much of it.
     pub fn of(story: &Story, now: u64, since: Since) -> Self {
         let (epoch, size) = story.epoch().unwrap_or_default();
+        let stall = story.stall(now).filter(|_| story.ended.is_none());
         let now = story.ended.as_ref().map_or(now, |(at, _)| *at);
         let state = match &story.ended {
             None => "running",
@@ -142,7 +145,8 @@ impl View {
             epoch,
             size,
             ranks: story.members().iter().map(|(process, member)| Rank::of(*process, member)).collect(),
-            stall: story.stall(now).filter(|_| story.ended.is_none()),
+            stacks: stall.as_ref().map(|stall| stacks(story, stall)).unwrap_or_default(),
+            stall,
             columns: COLUMNS,
             recent: story.recent.since(since.row).iter().map(Rows::of).collect(),
             // Coarser rows come when there are many: a reader that has some asks for the last minutes alone.
@@ -160,6 +164,15 @@ impl View {
         // Its parts are numbers, texts and lists, which always can be written.
         serde_json::to_string(self).unwrap_or_default()
     }
+}
+
+/// Of a few of those who are waited for.
+fn stacks(story: &Story, stall: &Stall) -> Vec<(u32, String)> {
+    let of = |(process, text): (&u32, &String)| {
+        let rank = story.members().get(process)?.rank?;
+        stall.awaited.contains(&rank).then(|| (rank, text.clone()))
+    };
+    story.stacks().iter().filter_map(of).take(4).collect()
 }
 
 /// JSON knows no infinity.

@@ -18,6 +18,11 @@ const TICK: Duration = Duration::from_millis(250);
 /// How often the recording is written: at first, and at most. It takes the longer, the more there is to write.
 const SAVE: Duration = Duration::from_secs(5);
 
+/// How long processes have to say where their threads are.
+const STACKS: Duration = Duration::from_secs(3);
+/// Milliseconds after which it is asked what a rank does that others wait for.
+const WORTH_A_STACK: u64 = 3000;
+
 /// Where things go.
 #[derive(Clone, Debug, Default)]
 pub struct Files {
@@ -36,6 +41,16 @@ pub struct Watcher {
     over: Mutex<bool>,
     woken: Condvar,
     clock: Mutex<Option<JoinHandle<()>>>,
+    asker: Mutex<Option<Asker>>,
+}
+
+/// What asks all processes where their threads are.
+struct Asker(Box<dyn Fn() + Send>);
+
+impl std::fmt::Debug for Asker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Asker")
+    }
 }
 
 impl Watcher {
@@ -50,6 +65,7 @@ impl Watcher {
             over: Mutex::new(false),
             woken: Condvar::new(),
             clock: Mutex::new(None),
+            asker: Mutex::new(None),
         });
         // A place that can't be written to is told before anything starts.
         watcher.save()?;
@@ -84,9 +100,48 @@ impl Watcher {
         self.with(|story, now| View::of(story, now, since)).json()
     }
 
+    /// How processes are asked where their threads are.
+    pub fn ask_stacks_by(&self, asker: impl Fn() + Send + 'static) {
+        *lock(&self.asker) = Some(Asker(Box::new(asker)));
+    }
+
+    fn ask_stacks(&self) {
+        self.with(|story, _| story.ask_stacks());
+        if let Some(Asker(ask)) = &*lock(&self.asker) {
+            ask();
+        }
+    }
+
+    /// Asks all processes where their threads are, and waits for the answers, not for long.
+    pub fn stacks(&self) -> String {
+        self.ask_stacks();
+        let told = || self.with(|story, _| story.stacks().values().map(String::len).sum::<usize>());
+        let until = Instant::now() + STACKS;
+        let mut before = 0;
+        // Until all that came has been there for a moment: nobody says which piece is the last.
+        loop {
+            std::thread::sleep(TICK);
+            let now = told();
+            if (now > 0 && now == before) || Instant::now() >= until {
+                break;
+            }
+            before = now;
+        }
+        self.with(|story, _| {
+            let members = story.members().iter();
+            let text = members.filter_map(|(process, member)| {
+                let stacks = story.stacks().get(process)?;
+                let who = member.rank.map_or_else(|| format!("process {process}"), |rank| format!("rank {rank}"));
+                Some(format!("{who} on {}:\n{}\n", member.host, stacks.trim_end()))
+            });
+            text.collect()
+        })
+    }
+
     /// The job is over.
     pub fn finish(&self, failure: Option<String>) {
         self.with(|story, now| story.over(now, failure));
+        *lock(&self.asker) = None;
         *lock(&self.over) = true;
         self.woken.notify_all();
         if let Some(clock) = lock(&self.clock).take() {
@@ -103,6 +158,7 @@ impl Watcher {
 
     fn keep_time(&self, mut values: Option<ValueFiles>) {
         let (mut saved, mut pause) = (Instant::now(), SAVE);
+        let mut asked = false;
         loop {
             let over = lock(&self.over);
             let over = if *over {
@@ -112,6 +168,12 @@ impl Watcher {
             };
             let over = *over;
             self.with(Story::tick);
+            // Who is waited for long is asked once what it does meanwhile.
+            let stalls = self.with(|story, now| story.stall(now).is_some_and(|stall| stall.lasts >= WORTH_A_STACK));
+            if stalls && !asked {
+                self.ask_stacks();
+            }
+            asked = stalls;
             let means = self.with(|story, _| story.training.take());
             if let Some(files) = &mut values
                 && let Err(error) = files.write(&means)

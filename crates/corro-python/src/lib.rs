@@ -66,5 +66,5 @@ mod _native {
     #[pymodule_export]
     use crate::tensorflow::{tensorflow_problem, tensorflow_xla_problem};
     #[pymodule_export]
-    use crate::watching::{is_watched, log_value, mark_step};
+    use crate::watching::{dumps_on, is_watched, log_value, mark_step};
 }

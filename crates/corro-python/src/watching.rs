@@ -17,6 +17,13 @@ pub(crate) fn log_value(step: u64, name: &str, value: f64) {
 }
 
 #[pyfunction]
+pub(crate) fn dumps_on(signal: u8) {
+    if let Some(engine) = current() {
+        engine.dumps_on(signal);
+    }
+}
+
+#[pyfunction]
 pub(crate) fn mark_step() {
     if let Some(engine) = current() {
         engine.mark_step();

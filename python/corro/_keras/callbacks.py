@@ -79,8 +79,9 @@ class MetricAverage:
 
 
 class LogValues:
-    """Shows the metrics of the training to those who watch the job, as `hvd.log` does: every `every` batches, and at the end of
-    each epoch, with those of the validation.
+    """Shows the metrics of the training to those who watch the job, as `hvd.log` does.
+
+    That is every `every` batches, and at the end of each epoch, with those of the validation.
 
     Example:
         >>> callbacks = [hvd.callbacks.LogValuesCallback(every=10)]

@@ -1,6 +1,7 @@
 //! Tells the launcher how this rank gets on: a thread of its own, which reads what is counted anyway and writes a note twice a
 //! second. It never waits for the launcher: a note that finds no room is lost, and what matters of it is in the next.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -137,6 +138,7 @@ impl Teller {
             gear: gear.to_owned(),
             planes: counted.planes().filter(|(_, n)| *n > 0).map(|(name, n)| (name.to_owned(), n)).collect(),
             waits: self.waits(life, now),
+            dumps: life.dumps.load(Ordering::Relaxed),
             usage: host::usage(),
             network: if self.for_host { host::network() } else { Vec::new() },
             ..Note::default()

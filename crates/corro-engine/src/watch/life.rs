@@ -1,7 +1,7 @@
 //! What is gathered for those who watch the job, between two notes to the launcher: there only if somebody does.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use corro_observe::note::{MAX_NAME, Mark, Value, shortened};
@@ -22,6 +22,8 @@ pub(crate) struct Life {
     steps: Mutex<Found>,
     values: Mutex<VecDeque<Value>>,
     lost: AtomicU64,
+    /// The signal upon which the program writes down where its threads are; 0: none.
+    pub(crate) dumps: AtomicU8,
 }
 
 #[derive(Debug, Default)]

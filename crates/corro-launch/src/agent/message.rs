@@ -36,6 +36,8 @@ pub enum Order {
     Beat,
     /// The user has typed this, for the rank that has the terminal; nothing: no more will be typed.
     Type(ByteBuf),
+    /// Processes are to tell where their threads are.
+    Stacks,
     /// In an elastic job: start one more process, as [`Order::Start`] said.
     Launch {
         /// Which.
@@ -134,6 +136,13 @@ pub enum Report {
         process: ProcessId,
         /// A note as [`corro_observe::Note::encode`] gives it.
         note: ByteBuf,
+    },
+    /// A process has told some of where its threads are.
+    Stacks {
+        /// Which.
+        process: ProcessId,
+        /// A piece of text.
+        bytes: ByteBuf,
     },
     /// A process has ended.
     Exited {

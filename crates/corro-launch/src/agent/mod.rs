@@ -156,7 +156,8 @@ impl<'a> Agent<'a> {
             let pipes = self.processes.iter().flat_map(|r| &r.pipes).filter_map(|p| Some((p.fd()?, p.interest())));
             let statements = self.processes.iter().filter(|r| !r.told).filter_map(|r| r.statements.fd());
             let notes = self.processes.iter().filter(|r| !r.told).filter_map(|r| r.notes.as_ref()?.fd());
-            let all = pipes.chain(statements.chain(notes).map(|fd| (fd, PollFlags::IN)));
+            let stacks = self.processes.iter().filter(|r| !r.told).filter_map(|r| Some(r.stacks.as_ref()?.as_fd()));
+            let all = pipes.chain(statements.chain(notes).chain(stacks).map(|fd| (fd, PollFlags::IN)));
             fds.extend(all.map(|(fd, interest)| PollFd::from_borrowed_fd(fd, interest)));
         }
         let timeout = Timespec::try_from(self.timeout()).map_err(|e| Error::Bug(format!("a timeout: {e}")))?;
@@ -258,6 +259,7 @@ impl<'a> Agent<'a> {
                 Order::Type(bytes) => {
                     self.processes.iter_mut().flat_map(|r| &mut r.pipes).for_each(|pipe| pipe.type_in(&bytes));
                 }
+                Order::Stacks => self.ask_stacks()?,
                 Order::Launch { process, own } => self.launch(process, &own)?,
                 Order::Kill { process, grace_ms } => self.kill(process, milliseconds(grace_ms)),
                 Order::End { signal, grace_ms } => {
@@ -335,6 +337,7 @@ impl<'a> Agent<'a> {
         for at in 0..self.processes.len() {
             self.read_statements(at)?;
             self.read_notes(at, 1)?;
+            self.read_stacks(at)?;
             self.read_rank(at, 1)?;
         }
         Ok(())
@@ -356,8 +359,28 @@ impl<'a> Agent<'a> {
         for _ in 0..most {
             let Some(process) = self.processes.get_mut(at).filter(|process| !process.told) else { break };
             let Some(note) = process.notes.as_mut().and_then(process::Inlet::next) else { break };
+            process.dumps = note.dumps;
             let (id, (note, _)) = (process.id, note.encode()?);
             self.tell(&Report::Told { process: id, note: ByteBuf::from(note) })?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what a rank has written down of where its threads are.
+    fn read_stacks(&mut self, at: usize) -> Result<()> {
+        let process = &mut self.processes[at];
+        let (id, bytes) = (process.id, if process.told { Vec::new() } else { process.read_stacks() });
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.tell(&Report::Stacks { process: id, bytes: ByteBuf::from(bytes) })
+    }
+
+    fn ask_stacks(&mut self) -> Result<()> {
+        let living = self.processes.iter().filter(|process| process.ending.is_none());
+        let told: Vec<_> = living.map(|process| (process.id, process.ask_stacks())).collect();
+        for (process, text) in told {
+            self.tell(&Report::Stacks { process, bytes: ByteBuf::from(text.into_bytes()) })?;
         }
         Ok(())
     }

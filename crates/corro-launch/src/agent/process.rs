@@ -16,16 +16,19 @@ use corro_observe::note::MAX_NOTE;
 use corro_transport::statements;
 use nix::sys::signal::{SigHandler, SigSet, Signal as Number};
 use rustix::event::PollFlags;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
 
 use super::message::{Ending, Inbox, MAX_OUTPUT, Start};
 use super::terminal::{self, Terminal};
 use crate::process_id::ProcessId;
-use crate::process_tree::kill_with_parent;
+use crate::process_tree::{self, kill_with_parent};
 
 /// How many statements of one process are passed on. In an elastic job it makes some in each epoch.
 const MAX_STATEMENTS: usize = 10_000;
+
+/// Real-time signals that programs may use, with the C library of Linux.
+const REAL_TIME: std::ops::RangeInclusive<u8> = 34..=64;
 
 /// A rank that was started.
 pub(super) struct Process {
@@ -35,6 +38,9 @@ pub(super) struct Process {
     pub(super) statements: Inlet<Statement, MAX_STATEMENT>,
     /// What it tells of how it gets on, if somebody wants to know.
     pub(super) notes: Option<Inlet<Note, MAX_NOTE>>,
+    /// Where it writes down where its threads are, and upon which signal; 0: it has not said so.
+    pub(super) stacks: Option<PipeReader>,
+    pub(super) dumps: u8,
     pub(super) ending: Option<Ending>,
     /// When it is killed, should it not have ended by then.
     pub(super) kill_at: Option<Instant>,
@@ -179,7 +185,8 @@ pub(super) fn start(
     let no_pipe = |e: std::io::Error| failed(126, format!("making a pipe: {e}"));
     let (pipe, for_rank) = std::io::pipe().map_err(no_pipe)?;
     let word = statements::describe(&for_rank).map_err(no_pipe)?;
-    let feed = if order.feed { Some(std::io::pipe().map_err(no_pipe)?) } else { None };
+    let pipes = || Ok::<_, std::io::Error>((std::io::pipe()?, std::io::pipe()?));
+    let feed = if order.feed { Some(pipes().map_err(no_pipe)?) } else { None };
     let mut command = Command::new(OsStr::from_bytes(program));
     command
         .args(arguments.iter().map(|a| OsStr::from_bytes(a)))
@@ -191,12 +198,13 @@ pub(super) fn start(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let (notes, kept) = match feed {
-        Some((notes, told)) => {
+    let (notes, stacks, kept) = match feed {
+        Some(((notes, told), (stacks, dumped))) => {
             command.env(config::FEED.name, statements::describe(&told).map_err(no_pipe)?);
-            (Some(notes), vec![for_rank, told])
+            command.env(config::STACKS.name, statements::describe(&dumped).map_err(no_pipe)?);
+            (Some(notes), Some(stacks), vec![for_rank, told, dumped])
         }
-        None => (None, vec![for_rank]),
+        None => (None, None, vec![for_rank]),
     };
     let terminal = match order.terminal {
         Some((its, window)) if its == id => {
@@ -222,14 +230,37 @@ pub(super) fn start(
     if terminal.is_some() {
         pipes[0] = Pipe::Terminal(terminal);
     }
-    for fd in pipes.iter().filter_map(Pipe::fd).chain([pipe.as_fd()]).chain(notes.as_ref().map(AsFd::as_fd)) {
+    let own = [Some(&pipe), notes.as_ref(), stacks.as_ref()].into_iter().flatten().map(AsFd::as_fd);
+    for fd in pipes.iter().filter_map(Pipe::fd).chain(own) {
         // Reading must never keep the agent from hearing the launcher.
         rustix::io::ioctl_fionbio(fd, true).map_err(|e| failed(126, format!("setting up its pipes: {e}")))?;
     }
     let pid = Pid::from_raw(child.id() as i32).ok_or_else(|| failed(126, "it has no process id".into()))?;
     let statements = Inlet::new(pipe, MAX_STATEMENTS);
     let notes = notes.map(|pipe| Inlet::new(pipe, usize::MAX));
-    Ok(Process { id, pid, pipes, statements, notes, ending: None, kill_at: None, told: false })
+    Ok(Process { id, pid, pipes, statements, notes, stacks, dumps: 0, ending: None, kill_at: None, told: false })
+}
+
+impl Process {
+    /// Asks it where its threads are, if it knows how to say so; gives what the system knows.
+    #[expect(unsafe_code, reason = "real-time signals have no names")]
+    pub(super) fn ask_stacks(&self) -> String {
+        // Which it has said it expects; no other may be asked for.
+        if REAL_TIME.contains(&self.dumps) {
+            // SAFETY: these are no signals that the C library keeps for itself, and none is handled here.
+            let signal = unsafe { Signal::from_raw_unchecked(i32::from(self.dumps)) };
+            let _ = rustix::process::kill_process(self.pid, signal);
+        }
+        process_tree::threads(self.pid)
+    }
+
+    /// What it has written down of that, without waiting for more.
+    pub(super) fn read_stacks(&mut self) -> Vec<u8> {
+        let mut bytes = vec![0; MAX_OUTPUT];
+        let count = self.stacks.as_mut().and_then(|pipe| pipe.read(&mut bytes).ok()).unwrap_or(0);
+        bytes.truncate(count);
+        bytes
+    }
 }
 
 /// Should the agent be killed, the rank is killed with it. And signals reach the rank: it would inherit that the agent has

@@ -36,7 +36,7 @@ pub(super) fn parse(name: &'static str, words: &[OsString]) -> Result<ArgMatches
 }
 
 /// The flags for those who watch a job.
-fn watching() -> [Arg; 4] {
+fn watching() -> [Arg; 5] {
     let optional = |arg: Arg| arg.num_args(0..=1).default_missing_value("").require_equals(true);
     [
         optional(value(
@@ -44,6 +44,7 @@ fn watching() -> [Arg; 4] {
             "ADDRESS:PORT",
             "Serve a live page about the job; prints its link [a free port of 127.0.0.1]",
         )),
+        switch("watch", "Let `corro top`, `corro stacks` and `corro ps` see the job; the flags below do so, too"),
         value("record", "FILE", "Record the job, for `corro page FILE` and `corro report FILE`"),
         optional(value(
             "report",

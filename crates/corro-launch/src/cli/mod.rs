@@ -16,10 +16,12 @@ mod config_file;
 mod doctor;
 mod exit;
 mod flags;
+mod jobs;
 mod knobs;
 mod program;
 mod request;
 mod script;
+mod top;
 mod watching;
 
 use std::ffi::{OsStr, OsString};
@@ -50,6 +52,10 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
     match word {
         "run" => run("corro run", rest, agent),
         "horovodrun" => run("horovodrun", rest, agent),
+        "ps" => jobs::ps(rest),
+        "top" => jobs::top(rest),
+        "stacks" => jobs::stacks(rest),
+        "record" => jobs::record(rest),
         "page" => watching::page(rest),
         "report" => watching::report(rest),
         "doctor" => doctor::main(rest, agent),

@@ -10,11 +10,11 @@ use clap_complete::Shell;
 
 use super::exit::{self, USAGE_ERROR};
 use super::knobs::LEVELS;
-use super::{doctor, flags, watching};
+use super::{doctor, flags, jobs, watching};
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// What there is help for.
-const COMMANDS: [&str; 5] = ["run", "page", "report", "doctor", "completion"];
+const COMMANDS: [&str; 9] = ["run", "ps", "top", "stacks", "record", "page", "report", "doctor", "completion"];
 
 /// The commands and their flags.
 pub fn program() -> Command {
@@ -38,6 +38,7 @@ pub fn program() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .disable_help_subcommand(true)
         .subcommand(run.mut_arg("command", command))
+        .subcommands(jobs::commands())
         .subcommand(watching::page_command().name("page").mut_arg("file", file))
         .subcommand(watching::report_command().name("report").mut_arg("file", file).mut_arg("html", file))
         .subcommand(doctor::command().name("doctor").mut_arg("hostfile", file).mut_arg("ssh-identity-file", file))
@@ -65,6 +66,10 @@ pub(super) fn help(words: &[OsString]) -> u8 {
     let mut command = match words.first().and_then(|w| w.to_str()) {
         None => program(),
         Some("run") => flags::command("corro run"),
+        Some(name @ ("ps" | "top" | "stacks" | "record")) => match jobs::command(name) {
+            Some(command) => command,
+            None => return unknown(name),
+        },
         Some("page") => watching::page_command(),
         Some("report") => watching::report_command(),
         Some("doctor") => doctor::command(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Command};
 use corro_core::{Error, Result};
+use corro_observe::door::{self, Door};
 use corro_observe::page::{self, Page, Source};
 use corro_observe::view::Since;
 use corro_observe::watcher::Files;
@@ -19,6 +20,8 @@ use crate::job::{Job, Outcome};
 #[derive(Debug, Default)]
 pub(super) struct Watching {
     page: Option<SocketAddr>,
+    /// Somebody may look at it later.
+    watch: bool,
     files: Files,
     /// A report is wanted at the end.
     report: bool,
@@ -37,12 +40,16 @@ impl Watching {
         let (report, html) =
             (text("report").is_some(), text("report").filter(|file| !file.is_empty()).map(PathBuf::from));
         let files = Files { record: text("record").map(Into::into), values: text("logdir").map(Into::into) };
-        Ok(Self { page: page.transpose()?, files, report, html })
+        Ok(Self { page: page.transpose()?, watch: matches.get_flag("watch"), files, report, html })
     }
 
     /// Begins to watch a job that is about to start, if that is wanted.
     pub(super) fn start(&self, name: &str, job: &mut Job) -> Result<Watched> {
-        let wanted = self.page.is_some() || self.report || self.files.record.is_some() || self.files.values.is_some();
+        let wanted = self.watch
+            || self.page.is_some()
+            || self.report
+            || self.files.record.is_some()
+            || self.files.values.is_some();
         if !wanted {
             return Ok(Watched::default());
         }
@@ -50,10 +57,15 @@ impl Watching {
         let watcher = Watcher::start(&words.join(" "), self.files.clone())?;
         job.watcher = Some(Arc::clone(&watcher));
         let page = self.page.map(|address| page::serve(address, Source::Live(Arc::clone(&watcher)))).transpose()?;
+        // That this user's other programs can't ask the job is no reason not to run it.
+        let door = door::folder().and_then(|folder| page::open_door(&folder, Arc::clone(&watcher)));
+        if let Err(error) = &door {
+            tell(&format!("{name}: `corro top` can't see this job: {error}"));
+        }
         if let Some(page) = &page {
             tell(&format!("{name}: watch this job at {}", page.url));
         }
-        Ok(Watched { watcher: Some(watcher), report: self.report, html: self.html.clone(), page })
+        Ok(Watched { watcher: Some(watcher), report: self.report, html: self.html.clone(), page, _door: door.ok() })
     }
 }
 
@@ -64,6 +76,7 @@ pub(super) struct Watched {
     report: bool,
     html: Option<PathBuf>,
     page: Option<Page>,
+    _door: Option<Door>,
 }
 
 impl Watched {

@@ -157,3 +157,33 @@ fn a_browser_draws_what_the_job_says() {
     page.signal("INT");
     page.end();
 }
+
+/// A command of `corro` about the jobs in `folder`, and what it says.
+fn about(folder: &Folder, words: &[&str]) -> String {
+    let out = Command::new(corro()).args(words).env("XDG_RUNTIME_DIR", folder.path()).output().unwrap();
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+#[test]
+fn a_running_job_is_listed_shown_recorded_and_says_where_its_threads_are() {
+    let folder = Folder::new("door");
+    assert!(about(&folder, &["top"]).contains("corro run --watch"));
+    let mut command = Command::new(corro());
+    command.args(["run", "-np", "2", "--watch", &example("train"), "100000", "5", "10"]);
+    let job = Running::start(command.env("XDG_RUNTIME_DIR", folder.path()));
+    let number = job.child.id().to_string();
+    wait_until("steps are seen", HANG_LIMIT, || about(&folder, &["top"]).contains(" ms   computing "));
+    let listed = about(&folder, &["ps"]);
+    assert!(listed.lines().any(|line| line.trim_start().starts_with(&number) && line.contains("train")), "{listed}");
+    let stacks = about(&folder, &["stacks", &number]);
+    assert!(stacks.contains("rank 0 on localhost:") && stacks.contains("rank 1 on localhost:"), "{stacks}");
+    assert!(stacks.contains(" corro-feed "), "{stacks}");
+    let file = folder.join("now.corro").display().to_string();
+    about(&folder, &["record", &file]);
+    let recorded: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!((recorded["state"].as_str(), recorded["size"].as_u64()), (Some("running"), Some(2)));
+    assert!(about(&folder, &["stacks", "1"]).contains(&format!("{number} can")));
+    job.signal("INT");
+    job.end();
+    assert_eq!(about(&folder, &["ps"]).lines().count(), 1, "nothing is left of it");
+}

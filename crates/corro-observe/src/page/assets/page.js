@@ -72,7 +72,8 @@
     if (stall) {
       const who = (list) => (list.length === 1 ? `rank ${list[0]}` : `ranks ${list.join(", ")}`);
       const text = `${who(stall.waiting)} ${stall.waiting.length === 1 ? "has" : "have"} waited ${clock(stall.lasts)} for ${who(stall.awaited)}`;
-      $("stall").textContent = stall.tensor ? `${text}, in ${stall.tensor}` : text;
+      $("stall-stacks").textContent = view.stacks.map(([rank, text]) => `rank ${rank}\n${text}`).join("\n");
+      $("stall-text").textContent = stall.tensor ? `${text}, in ${stall.tensor}` : text;
     }
     $("failure").hidden = !view.failure;
     $("failure").textContent = view.failure || "";
