@@ -23,8 +23,8 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 1))
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters())
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 torch.manual_seed(hvd.rank())
-for step in range(60):
-    time.sleep(0.024 if hvd.rank() == 1 else 0.020)  # one rank is slower by a fifth
+for step in range(40):
+    time.sleep(0.1 if hvd.rank() == 1 else 0.02)  # by much: others may share these cores
     loss = model(torch.randn(8, 64)).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -43,7 +43,7 @@ def test_a_slow_rank_is_named_and_values_are_averaged(tmp_path: Path) -> None:
     recorded = json.loads(record.read_text())
     assert (recorded["state"], recorded["size"]) == ("done", 3), said
     for rank in recorded["ranks"]:
-        assert (rank["steps_are_told"], rank["step"]) == (True, 60), rank
+        assert (rank["steps_are_told"], rank["step"]) == (True, 40), rank
         assert abs(sum(rank["shares"]) - 1) < 0.02, rank
         assert rank["step_ms"] >= 20, rank
     slowest = max(recorded["ranks"], key=lambda rank: rank["last"])
@@ -51,7 +51,7 @@ def test_a_slow_rank_is_named_and_values_are_averaged(tmp_path: Path) -> None:
     assert "rank 1 on localhost computes" in job.stderr, said
     values = [json.loads(line) for line in (logs / "values.jsonl").read_text().splitlines()]
     means = [v["value"] for v in values if v["name"] == "rank"]
-    assert means == [1.0] * 60
+    assert means == [1.0] * 40
     assert {v["ranks"] for v in values} == {3}
     assert "done 2" in (logs / "rank.2" / "stdout").read_text()
 

@@ -261,8 +261,8 @@ impl<'a> Launcher<'a> {
 
     /// Asks all processes where their threads are.
     pub(crate) fn ask_stacks(&self) -> Result<()> {
-        let ready = self.agents.iter().filter(|agent| agent.is_ready() && !agent.over);
-        ready.map(|agent| agent.order(&Order::Stacks)).collect()
+        let mut ready = self.agents.iter().filter(|agent| agent.is_ready() && !agent.over);
+        ready.try_for_each(|agent| agent.order(&Order::Stacks))
     }
 
     /// Nothing more is expected of an agent that is lost; should it still be there, all that it has started is ended.

@@ -265,7 +265,8 @@ impl Story {
     fn row(&mut self, at: u64) {
         self.ticked = at;
         let (epoch, size) = self.epoch.unwrap_or_default();
-        let mut ranks = vec![history::NOTHING; size as usize];
+        // What a rank says about the size must not make us hold more than there are processes.
+        let mut ranks = vec![history::NOTHING; (size as usize).min(self.members.len())];
         for member in self.members.values_mut().filter(|member| member.note.epoch == epoch) {
             if let Some(cells) = member.rank.and_then(|rank| ranks.get_mut(rank as usize)) {
                 *cells = member.row();
@@ -384,8 +385,9 @@ mod tests {
         assert_eq!(story.epoch(), Some((1, 1)));
         assert_eq!(story.shares()[0].2.steps, 5, "one step of the first epoch, four of the second");
         // Nothing that a stranger says makes it hold more.
-        story.heard(5, 7, "c", Note { rank: u32::MAX, size: u32::MAX, epoch: 9, ..Note::default() });
+        story.heard(5, 7, "c", Note { rank: 9, size: u32::MAX, epoch: 9, ..Note::default() });
         story.tick(2000);
+        assert_eq!(story.recent.since(None).last().unwrap().ranks.len(), 3, "as many as there are processes");
     }
 
     #[test]

@@ -88,7 +88,7 @@ fn a_recording_tells_who_was_slow_and_a_report_is_one_file() {
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (record, html) = (path("run.corro"), path("report.html"));
     let flags = ["-np", "3", "--record", &record, &format!("--report={html}"), "--logdir", &path("logs")];
-    let ended = run(&flags, "150 20 10 1 1.5").end();
+    let ended = run(&flags, "60 30 10 1 4").end();
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     let advice = "rank 1 on localhost computes ";
     assert!(ended.err.contains(advice), "{}", ended.err);
@@ -98,12 +98,12 @@ fn a_recording_tells_who_was_slow_and_a_report_is_one_file() {
     let whole = std::fs::read_to_string(&html).unwrap();
     assert!(whole.contains("window.RECORDING={\"version\":1") && !whole.contains("src=\""));
     let values = std::fs::read_to_string(path("logs/values.jsonl")).unwrap();
-    assert_eq!(values.lines().count(), 150, "every step has its mean");
+    assert_eq!(values.lines().count(), 60, "every step has its mean");
     let last: Value = serde_json::from_str(values.lines().last().unwrap()).unwrap();
-    assert_eq!((last["step"].as_u64(), last["ranks"].as_u64()), (Some(150), Some(3)));
-    assert!(std::fs::read_to_string(path("logs/rank.2/stdout")).unwrap().contains("step 150"));
+    assert_eq!((last["step"].as_u64(), last["ranks"].as_u64()), (Some(60), Some(3)));
+    assert!(std::fs::read_to_string(path("logs/rank.2/stdout")).unwrap().contains("step 50"));
     let recorded: Value = serde_json::from_str(&std::fs::read_to_string(&record).unwrap()).unwrap();
-    assert_eq!((recorded["state"].as_str(), recorded["ranks"][2]["step"].as_u64()), (Some("done"), Some(150)));
+    assert_eq!((recorded["state"].as_str(), recorded["ranks"][2]["step"].as_u64()), (Some("done"), Some(60)));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_browser_draws_what_the_job_says() {
     };
     let folder = Folder::new("browser");
     let record = folder.path().join("run.corro").display().to_string();
-    let ended = run(&["-np", "2", "--record", &record], "120 10 10 1 1.5").end();
+    let ended = run(&["-np", "2", "--record", &record], "60 20 10 1 5").end();
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     let page = Running::start(Command::new(corro()).args(["page", &record, &record]));
     page.wait_for("token=");
@@ -145,7 +145,7 @@ fn a_browser_draws_what_the_job_says() {
         &step,
         ">done<",
         "mostly for rank 1",
-        "&lt;b&gt;of&lt;/b&gt; 120",
+        "&lt;b&gt;of&lt;/b&gt; 60",
         "Recordings side by side",
         "rank 1 on localhost computes",
     ] {
