@@ -55,6 +55,7 @@ def test_a_slow_rank_is_named_and_values_are_averaged(tmp_path: Path) -> None:
     assert {v["ranks"] for v in values} == {3}
     assert "done 2" in (logs / "rank.2" / "stdout").read_text()
 
+
 HANGING = """
 import threading, time, torch
 import corro.torch as hvd
@@ -83,7 +84,9 @@ def test_a_rank_that_hangs_says_where(tmp_path: Path) -> None:
         deadline = time.monotonic() + 60
         said = ""
         while "somewhere_else" not in said and time.monotonic() < deadline:
-            asked = subprocess.run([program(), "stacks"], env=env, capture_output=True, text=True, timeout=30, check=False)
+            asked = subprocess.run(
+                [program(), "stacks"], env=env, capture_output=True, text=True, timeout=30, check=False
+            )
             said = asked.stdout + asked.stderr
         assert f'File "{script}", line 7 in somewhere_else' in said, said
         assert "rank 0 on localhost:" in said, said
