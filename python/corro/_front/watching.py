@@ -36,7 +36,7 @@ def log(step: int, **values: Any) -> None:
 
 
 def listen() -> None:
-    """Has this process tell where its threads are when the launcher asks: also if it hangs with the interpreter's lock held."""
+    """Has this process tell where its threads are when the launcher asks, also if it hangs with Python's lock held."""
     word = setting("STACKS")
     if word is None:
         return
