@@ -148,10 +148,10 @@ mod tests {
     #[test]
     fn threads_are_listed_by_name() {
         let (end, wait) = std::sync::mpsc::channel::<()>();
-        let (begin, began) = std::sync::mpsc::channel::<()>();
-        let sleep = move || begin.send(()).and_then(|()| wait.recv().or(Ok(())));
+        let (tell, awake) = std::sync::mpsc::channel::<()>();
+        let sleep = move || tell.send(()).and_then(|()| wait.recv().or(Ok(())));
         let sleeper = std::thread::Builder::new().name("a-sleeper".into()).spawn(sleep).unwrap();
-        began.recv().unwrap();
+        awake.recv().unwrap();
         let text = threads(getpid());
         drop(end);
         let _ = sleeper.join();
