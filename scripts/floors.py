@@ -12,6 +12,7 @@ FLOORS = {
     "corro-kernels": 1,
     "corro-cuda": 1,
     "corro-log": 1,
+    "corro-observe": 1,
     "corro-transport": 2,
     "corro-collectives": 3,
     "corro-agreement": 3,

@@ -7,6 +7,8 @@ pub mod handshake_client;
 pub mod handshake_server;
 pub mod meeting_file;
 pub mod membership_messages;
+pub mod notes;
+pub mod page_requests;
 pub mod plane_facts;
 pub mod store_session;
 
@@ -20,7 +22,7 @@ pub struct Target {
 }
 
 /// All there are.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "agent_messages", run: agent_messages::run },
     Target { name: "codec", run: codec::run },
     Target { name: "engine_messages", run: engine_messages::run },
@@ -28,6 +30,8 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "handshake_server", run: handshake_server::run },
     Target { name: "meeting_file", run: meeting_file::run },
     Target { name: "membership_messages", run: membership_messages::run },
+    Target { name: "notes", run: notes::run },
+    Target { name: "page_requests", run: page_requests::run },
     Target { name: "plane_facts", run: plane_facts::run },
     Target { name: "store_session", run: store_session::run },
 ];

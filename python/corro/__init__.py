@@ -25,6 +25,7 @@ from corro._front.basics import (
     stop_timeline,
 )
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from corro._front.watching import log
 
 if TYPE_CHECKING:
     from corro.runner import run
@@ -50,6 +51,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "log",
     "rank",
     "remove_process_set",
     "run",

@@ -157,6 +157,18 @@ def remove_process_set(set_id: int) -> bool: ...
 def process_set(set_id: int) -> list[int] | None: ...
 def start_timeline(path: str, mark_cycles: bool) -> None: ...
 def stop_timeline() -> None: ...
+def is_watched() -> bool:
+    """Whether anybody is told what `log_value` says."""
+
+def log_value(step: int, name: str, value: float) -> None:
+    """Tells those who watch the job a value of its training."""
+
+def dumps_on(signal: int) -> None:
+    """This process writes down where its threads are when it gets this signal."""
+
+def mark_step() -> None:
+    """Tells them that a step has ended. Does nothing without a job."""
+
 def metrics() -> str:
     """What this rank's engine has counted so far, in Prometheus' text format."""
 

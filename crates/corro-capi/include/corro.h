@@ -128,6 +128,18 @@ int32_t corro_shutdown(void);
 // `why` is a text.
 int32_t corro_shutdown_because(const char *why);
 
+// Tells those who watch the job (`corro run --page`) that a step of the training has ended. To be called when the step's tensors are
+// there. Without it a step ends, for them, when a tensor comes again.
+int32_t corro_mark_step(void);
+
+// Tells those who watch the job a value of its training, such as `"loss"`: they see the mean over the ranks that say it. Does nothing
+// if nobody watches.
+//
+// `name` is a text.
+int32_t corro_log_value(uint64_t step,
+                        const char *name,
+                        double value);
+
 // 1 between `corro_init` and `corro_shutdown`, else 0.
 int corro_is_initialized(void);
 

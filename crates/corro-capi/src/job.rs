@@ -87,6 +87,31 @@ fn leave(reason: Reason) {
     }
 }
 
+/// Tells those who watch the job (`corro run --page`) that a step of the training has ended. To be called when the step's tensors are
+/// there. Without it a step ends, for them, when a tensor comes again.
+#[unsafe(no_mangle)]
+pub extern "C" fn corro_mark_step() -> i32 {
+    answer(|| {
+        engine()?.mark_step();
+        Ok(())
+    })
+}
+
+/// Tells those who watch the job a value of its training, such as `"loss"`: they see the mean over the ranks that say it. Does nothing
+/// if nobody watches.
+///
+/// # Safety
+/// `name` is a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn corro_log_value(step: u64, name: *const c_char, value: f64) -> i32 {
+    answer(|| {
+        // SAFETY: by the contract above.
+        let name = unsafe { text(name, "the name of the value")? };
+        engine()?.log_value(step, name, value);
+        Ok(())
+    })
+}
+
 /// 1 between `corro_init` and `corro_shutdown`, else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn corro_is_initialized() -> c_int {

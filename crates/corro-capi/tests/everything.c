@@ -34,6 +34,7 @@ static void before_init(void) {
   EXPECT(strstr(corro_last_error(), "corro_init") != NULL);
   EXPECT(corro_barrier(0) == CORRO_STATUS_NOT_INITIALIZED);
   EXPECT(corro_flight_record(NULL, 0, &count) == CORRO_STATUS_NOT_INITIALIZED);
+  EXPECT(corro_mark_step() == CORRO_STATUS_NOT_INITIALIZED);
   REFUSED(corro_wait(1), "no ticket 1");
   OK(corro_shutdown());
 }
@@ -307,6 +308,9 @@ static void sets(void) {
 
 static void records(void) {
   size_t needed, again;
+  OK(corro_mark_step());
+  OK(corro_log_value(1, "loss", 0.5));
+  EXPECT(corro_log_value(1, NULL, 0.5) == CORRO_STATUS_USAGE);
   OK(corro_flight_record(NULL, 0, &needed));
   EXPECT(needed > 1);
   char *text = malloc(needed + 1000);

@@ -129,6 +129,10 @@ variables! {
         "The job's secret in hexadecimal. Every connection proves it both ways. Set by the launcher; never put it on a command line.";
     STATEMENTS = "CORRO_STATEMENTS", horovod: None, default: "none", kind: Kind::Text,
         "The pipe through which this process tells its launcher why it ends: its number, device and inode. Set by the launcher.";
+    FEED = "CORRO_FEED", horovod: None, default: "none", kind: Kind::Text,
+        "The pipe through which this process tells its launcher how it gets on: its number, device and inode. Set by the launcher if somebody watches.";
+    STACKS = "CORRO_STACKS", horovod: None, default: "none", kind: Kind::Text,
+        "The pipe through which this process tells its launcher where its threads are: its number, device and inode. Set by the launcher if somebody watches.";
     JOB_ID = "CORRO_JOB_ID", horovod: None, default: "what the launcher around us calls the job", kind: Kind::Text,
         "Names the job where ranks meet without `corro run`. The same on all ranks, different from all other jobs of the user.";
     MEET_DIR = "CORRO_MEET_DIR", horovod: None, default: "$XDG_RUNTIME_DIR/corro on one host, ~/.corro/meet on several", kind: Kind::Text,
@@ -185,6 +189,8 @@ variables! {
         "Least important lines that are written: trace, debug, info, warning, error or fatal.";
     LOG_HIDE_TIME = "CORRO_LOG_HIDE_TIME", horovod: Some("HOROVOD_LOG_HIDE_TIME"), default: "0", kind: Kind::Flag,
         "1: lines of the log carry no time.";
+    LOG_FORMAT = "CORRO_LOG_FORMAT", horovod: None, default: "text", kind: Kind::OneOf(&["text", "json"]),
+        "json: each line of the log is a JSON object with time, level, place, speaker and text, for programs that collect logs.";
     TIMELINE = "CORRO_TIMELINE", horovod: Some("HOROVOD_TIMELINE"), default: "none", kind: Kind::Text,
         "File for a timeline in Horovod's format, written by rank 0; `DYNAMIC`: none yet, but the program may start one.";
     TIMELINE_MARK_CYCLES = "CORRO_TIMELINE_MARK_CYCLES", horovod: Some("HOROVOD_TIMELINE_MARK_CYCLES"), default: "0", kind: Kind::Flag,

@@ -17,6 +17,7 @@ use crate::options::Options;
 use crate::submission::GLOBAL;
 use crate::threads::{Blocked, Threads};
 use crate::tuning::autotune::Change;
+use crate::watch::life::Life;
 use crate::watch::observers::Observers;
 
 pub(crate) struct Core {
@@ -26,6 +27,8 @@ pub(crate) struct Core {
     /// The core that this rank's own threads stay on.
     pinned_to: Option<usize>,
     pub(crate) observers: Observers,
+    /// What is gathered for those who watch the job, if somebody does.
+    pub(crate) life: Option<Life>,
     /// How often the program has learned that something is done.
     looks: AtomicU64,
     start: Instant,
@@ -79,8 +82,10 @@ impl Core {
         }
         // Rank 0 tunes for all.
         let tuner = options.tuning.as_ref().filter(|_| fabric.rank() == Rank::ZERO).map(|tuning| tuning.tuner(&fabric));
+        let life = options.watching.feed.then(Life::default);
         Arc::new(Self {
             fabric,
+            life,
             options,
             may_spin,
             pinned_to: core,
@@ -143,6 +148,19 @@ impl Core {
     /// Since the engine's start.
     pub(crate) fn now(&self) -> Duration {
         self.start.elapsed()
+    }
+
+    /// As [`Core::now`], in nanoseconds.
+    pub(crate) fn nanos(&self) -> u64 {
+        self.now().as_nanos() as u64
+    }
+
+    /// The program waits until what is given here is dropped.
+    pub(crate) fn waits_here(&self) -> Option<Waits<'_>> {
+        self.life.as_ref().map(|life| {
+            life.waiting.begins(self.nanos());
+            Waits(self, life)
+        })
     }
 
     /// How often the program has learned that something is done. What it submits from then on may depend on that.
@@ -238,6 +256,15 @@ impl Core {
 
     pub(crate) fn inform(&self, text: &str) {
         tracing::info!(rank = self.fabric.rank().index(), "{text}");
+    }
+}
+
+/// While the program waits.
+pub(crate) struct Waits<'a>(&'a Core, &'a Life);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.1.waiting.ends(self.0.nanos());
     }
 }
 

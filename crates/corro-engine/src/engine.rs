@@ -1,6 +1,7 @@
 //! The engine as programs see it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use corro_agreement::node::Gear;
@@ -17,7 +18,8 @@ use crate::set::{Ended, ProcessSet, group_number, set_request};
 use crate::sets::{Sets, duplicate};
 use crate::submission::{GLOBAL, Submission};
 use crate::ticket::Ticket;
-use crate::watch::metrics::Snapshot;
+use crate::watch::feed::Feed;
+use crate::watch::metrics::{Count, Snapshot};
 
 /// How long the end of a job may take to reach all ranks.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
@@ -55,6 +57,8 @@ struct Handle {
     sets: Arc<Sets>,
     global: Arc<ProcessSet>,
     place: Place,
+    /// What tells the launcher how this rank gets on.
+    feed: Option<Feed>,
     /// Which process this is, and its number.
     forks: u64,
     process: u32,
@@ -91,7 +95,8 @@ impl Engine {
         if core.options.watching.trace.is_some() {
             global.align_clocks()?;
         }
-        Ok(Self(Arc::new(Handle { core, sets, global, place, forks, process })))
+        let feed = Feed::start(&core, &global, place.local_rank == 0);
+        Ok(Self(Arc::new(Handle { core, sets, global, place, feed, forks, process })))
     }
 
     /// An error if this process was forked from the one that has joined the job. It may ask for its rank, but nothing of the
@@ -340,6 +345,35 @@ impl Engine {
         self.0.core.observers.stop_timeline()
     }
 
+    /// The program says that a step of its training has ended: for those who watch the job. To be called when the step's
+    /// tensors are there, which is the same moment on all ranks.
+    pub fn mark_step(&self) {
+        let core = &self.0.core;
+        if let Some(life) = &core.life {
+            life.step_ended(core.nanos(), core.observers.metrics.get(Count::CollectiveNanos));
+        }
+    }
+
+    /// Whether anybody watches the job.
+    pub fn is_watched(&self) -> bool {
+        self.0.core.life.is_some()
+    }
+
+    /// From now on this process writes down where its threads are when it gets this signal, into the pipe that
+    /// [`config::STACKS`] describes: those who watch the job may ask for it.
+    pub fn dumps_on(&self, signal: u8) {
+        if let Some(life) = &self.0.core.life {
+            life.dumps.store(signal, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells those who watch the job a value of its training. Does nothing if nobody does.
+    pub fn log_value(&self, step: u64, name: &str, value: f64) {
+        if let Some(life) = &self.0.core.life {
+            life.log(step, name, value);
+        }
+    }
+
     /// What this rank's engine has counted so far.
     pub fn metrics(&self) -> Snapshot {
         self.0.core.observers.metrics.snapshot(self.rank())
@@ -419,6 +453,9 @@ impl Handle {
         }
         let sets = self.sets.take_sets();
         let Some(global) = sets.last() else { return };
+        if let Some(feed) = &self.feed {
+            feed.stop();
+        }
         global.shut_down(reason);
         let deadline = Instant::now() + SHUTDOWN_TIME;
         while !global.is_over() && Instant::now() < deadline {

@@ -131,12 +131,14 @@ pub struct Watching {
     pub cap: u64,
     /// Into which folder the last operations are written if the job fails; `None`: nowhere.
     pub records: Option<PathBuf>,
+    /// Whether the launcher wants to hear how this rank gets on.
+    pub feed: bool,
 }
 
 impl Default for Watching {
     fn default() -> Self {
         let cap = crate::watch::timeline::CAP;
-        Self { timeline: None, on_request: false, mark_cycles: false, trace: None, cap, records: None }
+        Self { timeline: None, on_request: false, mark_cycles: false, trace: None, cap, records: None, feed: false }
     }
 }
 
@@ -154,6 +156,7 @@ impl Watching {
                 Some(folder) => Some(PathBuf::from(folder)),
                 None => Some(std::env::temp_dir()),
             },
+            feed: config::FEED.value().is_some(),
         })
     }
 }

@@ -64,7 +64,7 @@ impl Ticket {
 
     /// Waits until the result is there or the time is over. True if it is there; [`Ticket::wait`] then gives it.
     pub fn wait_timeout(&self, time: Duration) -> bool {
-        let done = self.promise.is_kept() || self.promise.sleep(time);
+        let done = self.promise.is_kept() || self.set.program_waits(|| self.promise.sleep(time));
         if done {
             self.set.looked();
         }
@@ -75,7 +75,9 @@ impl Ticket {
     /// other tickets.
     pub fn on_done(self, act: impl FnOnce(Result<Outcome>) + Send + 'static) {
         let set = self.set;
+        set.flies();
         self.promise.watch(Box::new(move |outcome| {
+            set.has_landed();
             set.looked();
             act(outcome);
         }));

@@ -54,6 +54,19 @@ mod set {
         pub(crate) fn looked(&self) {
             let _ = self;
         }
+
+        pub(crate) fn flies(&self) {
+            let _ = self;
+        }
+
+        pub(crate) fn has_landed(&self) {
+            let _ = self;
+        }
+
+        pub(crate) fn program_waits<R>(&self, wait: impl FnOnce() -> R) -> R {
+            let _ = self;
+            wait()
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::agent::message::{Inbox, MAX_REPORT, Order, Report};
 use crate::event::Event;
 use crate::output::Output;
 use crate::process_tree;
+use crate::watch::Watch;
 
 /// How much of an agent's (or ssh's) standard error is kept for error texts.
 const LAST_WORDS_BYTES: usize = 8 * 1024;
@@ -42,6 +43,7 @@ impl AgentProcess {
         host: usize,
         events: &Sender<Event>,
         output: &SharedOutput,
+        watch: Watch,
     ) -> Result<Self> {
         let what = command.get_program().to_string_lossy().into_owned();
         let failed = |e: std::io::Error| Error::io(format!("starting {what}"), e);
@@ -67,8 +69,8 @@ impl AgentProcess {
                 move || keep_last_words(stderr, &last_words)
             })?,
             thread("corro-reports", {
-                let reader =
-                    Reader { host, events: events.clone(), output: Arc::clone(output), showing: Arc::clone(&showing) };
+                let (events, output, showing) = (events.clone(), Arc::clone(output), Arc::clone(&showing));
+                let reader = Reader { host, events, output, showing, watch };
                 move || reader.read(stdout)
             })?,
         ];
@@ -168,6 +170,7 @@ struct Reader {
     events: Sender<Event>,
     output: SharedOutput,
     showing: Arc<AtomicBool>,
+    watch: Watch,
 }
 
 impl Reader {
@@ -198,6 +201,8 @@ impl Reader {
 
     fn take(&self, inbox: &mut Inbox) -> Result<()> {
         while let Some(report) = inbox.next::<Report>(MAX_REPORT)? {
+            // Before it is shown, which may wait for whoever reads the output.
+            self.watch.note(&report);
             self.showing.store(true, Ordering::Relaxed);
             let shown = match &report {
                 Report::Output { process, error, bytes } => lock(&self.output).put(*process, *error, bytes),
@@ -209,7 +214,9 @@ impl Reader {
                 let _ = self.events.send(Event::OutputClosed);
             }
             let event = match report {
-                Report::Output { .. } | Report::Beat => Event::Alive(self.host),
+                Report::Output { .. } | Report::Told { .. } | Report::Stacks { .. } | Report::Beat => {
+                    Event::Alive(self.host)
+                }
                 report => Event::Report(self.host, report),
             };
             let _ = self.events.send(event);

@@ -29,6 +29,8 @@ pub(crate) enum Event {
     Hosts(Vec<(Host, bool)>),
     /// In an elastic job: the hosts could not be found out at all.
     NoHosts(String),
+    /// Somebody wants to know where the threads of all processes are.
+    StacksWanted,
     /// Something the user should know.
     Complaint(String),
 }

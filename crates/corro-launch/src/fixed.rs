@@ -196,7 +196,12 @@ impl<'a> Running<'a> {
                         self.launcher.agents[at].over = true;
                         self.note(Happening::HostDone(at))
                     }
-                    Report::Hello { .. } | Report::Started { .. } | Report::Output { .. } | Report::Beat => Ok(()),
+                    Report::Hello { .. }
+                    | Report::Started { .. }
+                    | Report::Output { .. }
+                    | Report::Told { .. }
+                    | Report::Stacks { .. }
+                    | Report::Beat => Ok(()),
                 }
             }
             Event::Alive(at) => {
@@ -208,6 +213,7 @@ impl<'a> Running<'a> {
                 let why = self.launcher.silent(at, reason);
                 self.lose(at, format!("its agent is gone: {why}"))
             }
+            Event::StacksWanted => self.launcher.ask_stacks(),
             Event::Typed(bytes) => self.pass_on_keys(bytes),
             Event::Membership(_) | Event::Hosts(_) | Event::NoHosts(_) | Event::Complaint(_) => Ok(()),
             Event::OutputClosed => self.note(Happening::Interrupt(libc::SIGPIPE)),

@@ -4,9 +4,11 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use corro_core::{Error, Rank, Result, config};
+use corro_observe::Watcher;
 
 use crate::failure::Failure;
 use crate::placement::Assignment;
@@ -43,6 +45,8 @@ pub struct Job {
     pub payload: Option<Vec<u8>>,
     /// The rank that has the user's terminal: this process's standard input is read for it. For jobs of fixed size.
     pub debug: Option<Rank>,
+    /// Who watches it.
+    pub watcher: Option<Arc<Watcher>>,
     /// Say what is being done.
     pub verbose: bool,
 }
@@ -78,6 +82,7 @@ impl Job {
             grace: Duration::from_millis(1500),
             payload: None,
             debug: None,
+            watcher: None,
             verbose: false,
         })
     }

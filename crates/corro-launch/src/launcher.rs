@@ -27,6 +27,7 @@ use crate::process_id::ProcessId;
 use crate::start::{Local, Starter};
 use crate::threads::{self, Share};
 use crate::variables::Common;
+use crate::watch::Watch;
 use crate::worker;
 
 /// How many times longer the silence of the launcher is borne than that of a host: it may be stopped by hand for a while.
@@ -109,6 +110,10 @@ impl<'a> Launcher<'a> {
         let secret = Secret::random()?;
         let store = start_store(job, &secret, all_here)?;
         let output = Arc::new(Mutex::new(output));
+        if let Some(watcher) = &job.watcher {
+            let sender = sender.clone();
+            watcher.ask_stacks_by(move || drop(sender.send(Event::StacksWanted)));
+        }
         Ok(Self { job, secret, agents: Vec::new(), output, store, sender, events, last_beat: Instant::now() })
     }
 
@@ -133,7 +138,8 @@ impl<'a> Launcher<'a> {
         };
         let command = starter.command(host, &agent, job.start_timeout);
         let at = self.agents.len();
-        let process = AgentProcess::start(command, at, &self.sender, &self.output)?;
+        let watch = Watch::new(self.job.watcher.as_ref(), name);
+        let process = AgentProcess::start(command, at, &self.sender, &self.output, watch)?;
         let now = Instant::now();
         let host = name.to_owned();
         self.agents.push(HostAgent {
@@ -253,6 +259,12 @@ impl<'a> Launcher<'a> {
         Ok(lost)
     }
 
+    /// Asks all processes where their threads are.
+    pub(crate) fn ask_stacks(&self) -> Result<()> {
+        let mut ready = self.agents.iter().filter(|agent| agent.is_ready() && !agent.over);
+        ready.try_for_each(|agent| agent.order(&Order::Stacks))
+    }
+
     /// Nothing more is expected of an agent that is lost; should it still be there, all that it has started is ended.
     pub(crate) fn give_up(&mut self, at: usize) {
         self.agents[at].over = true;
@@ -317,6 +329,7 @@ impl<'a> Launcher<'a> {
             // On our own host the end of the launcher is known at once, and a stopped one does no harm.
             silence_ms: (!local).then_some(milliseconds(self.job.host_timeout * LAUNCHER_PATIENCE)),
             orphan_ms: orphan_time.map(milliseconds),
+            feed: self.job.watcher.is_some(),
         })
     }
 
@@ -404,6 +417,9 @@ impl<'a> Launcher<'a> {
     }
 
     pub(crate) fn say(&self, text: &str) {
+        if let Some(watcher) = &self.job.watcher {
+            watcher.with(|story, now| story.event(now, "info", text.trim_start_matches("corro: ")));
+        }
         if let Some(mut output) = lock_soon(&self.output) {
             output.say(text);
         }

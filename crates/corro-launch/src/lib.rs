@@ -18,6 +18,7 @@
 //! | `process_id` | who is who for the launcher and its agents |
 //! | `process_tree` | processes and all that descends from them |
 //! | [`output`], `keyboard` | what the user sees, and types |
+//! | `watch` | what those who watch a job are told of it |
 //! | [`worker`] | values between the starter of a job and its ranks |
 //! | `local` | ranks for Rust programs that start themselves |
 
@@ -42,6 +43,7 @@ mod process_tree;
 pub mod start;
 mod threads;
 mod variables;
+mod watch;
 pub mod worker;
 
 pub use agent::message::Ending;

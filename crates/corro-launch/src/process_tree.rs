@@ -6,12 +6,15 @@
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 
 /// So often is it looked for processes that were started while others were being stopped.
 const ROUNDS: usize = 10;
+/// So many threads of a process are listed.
+const MAX_THREADS: usize = 200;
 
 /// Sends `signal` to the groups of `leaders`, then to each descendant of this process that is in none of them.
 pub(crate) fn signal_descendants(leaders: &[Pid], signal: Signal) {
@@ -63,6 +66,24 @@ pub(crate) fn kill_with_parent(command: &mut Command) {
     };
     // SAFETY: between fork and exec the closure only makes system calls; it allocates nothing and takes no lock.
     unsafe { command.pre_exec(ask) };
+}
+
+/// The threads of a process as the system knows them, one a line: name, state, and where it sleeps.
+pub(crate) fn threads(pid: Pid) -> String {
+    let folder = format!("/proc/{}/task", number(pid));
+    let mut threads: Vec<_> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    threads.sort_unstable();
+    let read = |path: &Path, name: &str| std::fs::read_to_string(path.join(name)).unwrap_or_default();
+    let line = |path: &PathBuf| {
+        let stat = read(path, "stat");
+        let state =
+            stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next()).unwrap_or("?").to_owned();
+        let place = read(path, "wchan");
+        let place = if place.is_empty() || place == "0" { "" } else { place.trim() };
+        let id = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        format!("  thread {id} {:<16} {state} {place}\n", read(path, "comm").trim())
+    };
+    threads.iter().take(MAX_THREADS).map(line).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +143,19 @@ mod tests {
         let mut found: Vec<i32> = below(Pid::from_raw(5).unwrap(), &all).iter().map(|p| number(p.pid)).collect();
         found.sort_unstable();
         assert_eq!(found, [6, 8, 9]);
+    }
+
+    #[test]
+    fn threads_are_listed_by_name() {
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let (tell, awake) = std::sync::mpsc::channel::<()>();
+        let sleep = move || tell.send(()).and_then(|()| wait.recv().or(Ok(())));
+        let sleeper = std::thread::Builder::new().name("a-sleeper".into()).spawn(sleep).unwrap();
+        awake.recv().unwrap();
+        let text = threads(getpid());
+        drop(end);
+        let _ = sleeper.join();
+        assert!(text.lines().any(|line| line.contains("a-sleeper")), "{text}");
     }
 
     #[test]

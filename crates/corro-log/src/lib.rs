@@ -37,6 +37,8 @@ pub struct Options {
     pub with_time: bool,
     /// Whether they are coloured.
     pub colour: bool,
+    /// Whether each is a JSON object, for programs that collect logs.
+    pub json: bool,
 }
 
 impl Options {
@@ -44,7 +46,8 @@ impl Options {
     pub fn from_env() -> Self {
         let colour = std::io::stderr().is_terminal() && config::foreign("NO_COLOR").is_none();
         let least = config::LOG_LEVEL.value().and_then(|text| level(&text)).unwrap_or(LevelFilter::WARN);
-        Self { least, with_time: !config::LOG_HIDE_TIME.flag(false), colour }
+        let json = config::LOG_FORMAT.value().is_some_and(|format| format.trim().eq_ignore_ascii_case("json"));
+        Self { least, with_time: !config::LOG_HIDE_TIME.flag(false), colour, json }
     }
 }
 
@@ -162,7 +165,14 @@ impl Log {
             speaker: &speaker,
             text: &text,
         };
-        (self.sink)(&if self.options.colour { line.coloured() } else { line.to_string() });
+        let Options { json, colour, .. } = self.options;
+        (self.sink)(&if json {
+            line.json()
+        } else if colour {
+            line.coloured()
+        } else {
+            line.to_string()
+        });
     }
 }
 
@@ -233,7 +243,7 @@ mod tests {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let copy = Arc::clone(&lines);
         let sink = Box::new(move |line: &str| copy.lock().unwrap().push(line.to_owned()));
-        let log = Log::new(Options { least, with_time: false, colour: false }, sink);
+        let log = Log::new(Options { least, with_time: false, colour: false, json: false }, sink);
         log.speak_as("launcher here", false);
         tracing::subscriber::with_default(log, speak);
         let lines = lines.lock().unwrap();
@@ -272,7 +282,7 @@ mod tests {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let copy = Arc::clone(&lines);
         let sink = Box::new(move |line: &str| copy.lock().unwrap().push(line.to_owned()));
-        let log = Log::new(Options { least: LevelFilter::WARN, with_time: false, colour: false }, sink);
+        let log = Log::new(Options { least: LevelFilter::WARN, with_time: false, colour: false, json: false }, sink);
         log.speak_as("1 node", true);
         tracing::subscriber::with_default(log, || tracing::warn!(rank = 1usize, "slow"));
         assert!(lines.lock().unwrap()[0].ends_with("] [1 node]: slow"));

@@ -1,6 +1,6 @@
 //! What a line of the log looks like: `[2026-11-15 05:10:11.123456: W registry.rs:77] [3 node2]: text`. Pure.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tracing::Level;
@@ -33,6 +33,30 @@ impl Line<'_> {
         format!("\x1b[{colour}m{}\x1b[0m {}", self.head(), Printable(self.text))
     }
 
+    /// For programs: one object a line, whatever the text has in it. What is empty is left out.
+    pub fn json(&self) -> String {
+        let mut object = String::from("{");
+        if let Some(at) = self.at {
+            let _ = write!(object, "\"time\":\"{}Z\",", timestamp(at).replace(' ', "T"));
+        }
+        let level = match self.level {
+            Level::TRACE => "trace",
+            Level::DEBUG => "debug",
+            Level::INFO => "info",
+            Level::WARN => "warning",
+            Level::ERROR => "error",
+        };
+        let _ = write!(
+            object,
+            "\"level\":\"{level}\",\"file\":\"{}\",\"line\":{},\"speaker\":\"{}\",\"text\":\"{}\"}}",
+            Quoted(self.file),
+            self.number,
+            Quoted(self.speaker),
+            Quoted(self.text)
+        );
+        object
+    }
+
     fn head(&self) -> String {
         let time = self.at.map(|at| format!("{}: ", timestamp(at))).unwrap_or_default();
         let letter = match self.level {
@@ -57,12 +81,28 @@ struct Printable<'a>(&'a str);
 
 impl fmt::Display for Printable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use fmt::Write;
         for c in self.0.chars() {
             if c.is_control() && !['\n', '\t'].contains(&c) {
                 write!(f, "{}", c.escape_default())?;
             } else {
                 f.write_char(c)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Text as it stands between the quotes of a JSON string.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '"' | '\\' => write!(f, "\\{c}")?,
+                // Line separators are no control characters, but some readers of lines break at them.
+                _ if c.is_control() || ['\u{2028}', '\u{2029}'].contains(&c) => write!(f, "\\u{:04x}", u32::from(c))?,
+                _ => f.write_char(c)?,
             }
         }
         Ok(())
@@ -98,6 +138,17 @@ mod tests {
         assert_eq!(at(0), "1970-01-01 00:00:00.000005");
         assert_eq!(at(951_782_400 + 3661), "2000-02-29 01:01:01.000005");
         assert_eq!(at(1_794_719_411), "2026-11-15 05:10:11.000005");
+    }
+
+    #[test]
+    fn as_json_a_line_is_one_object_whatever_it_says() {
+        let text = "say \"no\"\n\x1b[2J \u{2028}\\";
+        let line = Line { at: Some(UNIX_EPOCH), level: Level::WARN, file: "a.rs", number: 3, speaker: "3 node", text };
+        assert_eq!(
+            line.json(),
+            r#"{"time":"1970-01-01T00:00:00.000000Z","level":"warning","file":"a.rs","line":3,"speaker":"3 node","text":"say \"no\"\u000a\u001b[2J \u2028\\"}"#
+        );
+        assert!(Line { at: None, ..line }.json().starts_with("{\"level\""));
     }
 
     #[test]

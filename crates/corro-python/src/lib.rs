@@ -19,6 +19,7 @@
 //! | `large_pages` | large tensors in fresh memory |
 //! | `settings` | knobs that Python code asks for |
 //! | `starter` | starting jobs, for `corro.runner` |
+//! | `watching` | what those who watch the job are told |
 //! | `tensorflow` | TensorFlow's operations |
 //! | `jax` | JAX's collectives |
 
@@ -38,6 +39,7 @@ mod running;
 mod settings;
 mod starter;
 mod tensorflow;
+mod watching;
 mod without_gil;
 
 use pyo3::prelude::*;
@@ -73,4 +75,6 @@ mod _native {
     use crate::starter::{give_result, payload, start_job};
     #[pymodule_export]
     use crate::tensorflow::{tensorflow_problem, tensorflow_xla_problem};
+    #[pymodule_export]
+    use crate::watching::{dumps_on, is_watched, log_value, mark_step};
 }

@@ -107,7 +107,12 @@ impl Channel {
     /// The one that the environment describes, if it does and the pipe is still there: something between the agent and us
     /// may have closed it, and its number may be another file by now.
     pub fn from_env() -> Option<Self> {
-        Self::open(&config::STATEMENTS.value()?)
+        Self::of(&config::STATEMENTS)
+    }
+
+    /// The one that a variable describes. See [`Channel::from_env`].
+    pub fn of(variable: &config::Variable) -> Option<Self> {
+        Self::open(&variable.value()?)
     }
 
     fn open(word: &str) -> Option<Self> {
@@ -130,12 +135,15 @@ impl Channel {
 
     /// States it. Nothing is done about a pipe that is full or closed: there is no better place to complain to.
     pub fn tell(&self, statement: &Statement) {
-        if self.process == std::process::id()
-            && let Ok(bytes) = codec::encode(statement)
-        {
-            // Whole or not at all: it is shorter than what a pipe takes at once.
-            let _ = (&self.pipe).write(&bytes);
+        if let Ok(bytes) = codec::encode(statement) {
+            self.send(&bytes);
         }
+    }
+
+    /// Sends bytes, whole or not at all if they are no more than [`corro_core::departure::MAX_STATEMENT`]: a pipe takes that much
+    /// at once. False if it is full or closed.
+    pub fn send(&self, bytes: &[u8]) -> bool {
+        self.process == std::process::id() && (&self.pipe).write(bytes).is_ok_and(|count| count == bytes.len())
     }
 }
 

@@ -7,6 +7,7 @@
 | `adapter`, `ops` | what a front gives the engine for a tensor; the operations on that |
 | `arguments` | what a call may say: reduce ops, splits, names |
 | `waiting` | poll, synchronize, barrier, join |
+| `watching` | values and steps, for those who watch the job |
 | `objects` | any Python object, broadcast or gathered |
 | `checks` | mistakes that otherwise only show as a bad model |
 | `elastic`, `sampler` | state that survives a change of the ranks; which samples are left |

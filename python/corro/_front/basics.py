@@ -8,7 +8,7 @@ from typing import Any
 
 from corro import _native
 from corro._environment import flag, setting
-from corro._front import last_words
+from corro._front import last_words, watching
 from corro._front import process_sets as sets
 
 # What every front offers under the same name.
@@ -64,6 +64,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _before_waiting.pop()()
     # Does nothing the second time, but for a process that was forked from a rank: there it says so.
     _native.init()
+    if started:
+        watching.listen()
     if started and elastic_enabled():
         _tell_environment()
     if ranks and ranks != list(range(_native.size())):

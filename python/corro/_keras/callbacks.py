@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from corro._front import basics
+from corro._front import basics, watching
 from corro._keras.gradients import same_variable
 from corro._keras.values import as_array, average_metrics, broadcast_variables
 
@@ -76,6 +76,31 @@ class MetricAverage:
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if logs:
             average_metrics(self._keras, logs)
+
+
+class LogValues:
+    """Shows the metrics of the training to those who watch the job, as `hvd.log` does.
+
+    That is every `every` batches, and at the end of each epoch, with those of the validation.
+
+    Example:
+        >>> callbacks = [hvd.callbacks.LogValuesCallback(every=10)]
+    """
+
+    params: dict[str, Any]
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__()
+        self.every = every
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        if logs and self._batches % self.every == 0:
+            watching.log(self._batches, **logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        watching.log(self._batches, **{f"epoch_{name}": value for name, value in (logs or {}).items()})
 
 
 class LearningRateSchedule:

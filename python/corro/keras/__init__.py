@@ -35,6 +35,7 @@ from corro._front.basics import (
 )
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, global_process_set
+from corro._front.watching import log
 from corro._keras import patches, saving
 from corro._keras.backends import backend_of
 from corro._keras.installed import is_keras2
@@ -79,6 +80,7 @@ __all__ = [
     "load_model",
     "local_rank",
     "local_size",
+    "log",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -12,6 +12,7 @@ __all__ = [
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
+    "LogValuesCallback",
     "MetricAverageCallback",
 ]
 
@@ -22,6 +23,10 @@ class BroadcastGlobalVariablesCallback(what.Broadcast, keras.callbacks.Callback)
 
 class MetricAverageCallback(what.MetricAverage, keras.callbacks.Callback):
     _keras = keras
+
+
+class LogValuesCallback(what.LogValues, keras.callbacks.Callback):
+    pass
 
 
 class LearningRateScheduleCallback(what.LearningRateSchedule, keras.callbacks.Callback):

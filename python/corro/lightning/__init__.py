@@ -7,8 +7,10 @@ chooses. Importing this module also makes `Trainer(strategy="corro")` known.
 
 from __future__ import annotations
 
+from corro.lightning._logger import logger_for
 from corro.lightning._strategy import installed, strategy_for
 
 CorroStrategy = strategy_for(installed())
+CorroLogger = logger_for(installed())
 
-__all__ = ["CorroStrategy", "strategy_for"]
+__all__ = ["CorroLogger", "CorroStrategy", "logger_for", "strategy_for"]

@@ -55,6 +55,7 @@ from corro._front.basics import (
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro._front.waiting import barrier, join, poll, synchronize
+from corro._front.watching import log
 from corro.numpy._arrays import Array, from_output, hold, place_for, put_back, readable, view, with_splits, writable
 
 __all__ = [
@@ -100,6 +101,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "log",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -11,6 +11,7 @@ except ImportError as error:
     ) from error
 
 from corro._front.basics import elastic_enabled
+from corro._front.watching import log
 from corro.tensorflow import _gradients, elastic
 from corro.tensorflow._dense import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from corro.tensorflow.compression import Compression
@@ -133,6 +134,7 @@ __all__ = [
     "local_rank_op",
     "local_size",
     "local_size_op",
+    "log",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -17,6 +17,7 @@ from corro._front.process_sets import (
     global_process_set,
     remove_process_set,
 )
+from corro._front.watching import log
 from corro.torch import elastic
 from corro.torch._shared import shared_empty
 from corro.torch.compression import Compression
@@ -148,6 +149,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "log",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

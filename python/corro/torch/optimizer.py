@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from corro._front import basics, checks
+from corro._front import basics, checks, watching
 from corro._front.arguments import Adasum, Average, Sum
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._native import epoch
@@ -248,7 +248,13 @@ class _DistributedOptimizer(_Twin):
             self.synchronize()
         reducer.synchronized = False
         reducer.steps += 1
-        return super().step(closure if closure is None else self._reduced(closure))
+        if closure is None:
+            # All ranks have the gradients at this moment: what each of them did since the last one can be compared.
+            watching.mark_step()
+            return super().step(closure)
+        loss = super().step(self._reduced(closure))
+        watching.mark_step()
+        return loss
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, followed by waiting for the gradients it made."""
@@ -342,4 +348,5 @@ class _AdasumOptimizer(_Twin):
                 flying.append((p, handle, context))
             for p, handle, context in flying:
                 p.copy_(starts[p]).add_(self._compression.decompress(wait(handle), context))
+        watching.mark_step()
         return loss

@@ -31,6 +31,26 @@ impl ProcessSet {
         self.core.look();
     }
 
+    /// A tensor is under way for which nobody will wait.
+    pub(crate) fn flies(&self) {
+        if let Some(life) = &self.core.life {
+            life.flying.begins(self.core.nanos());
+        }
+    }
+
+    /// It is done.
+    pub(crate) fn has_landed(&self) {
+        if let Some(life) = &self.core.life {
+            life.flying.ends(self.core.nanos());
+        }
+    }
+
+    /// The program waits meanwhile.
+    pub(crate) fn program_waits<R>(&self, wait: impl FnOnce() -> R) -> R {
+        let _waits = self.core.waits_here();
+        wait()
+    }
+
     /// Does the set's work in the caller's thread until the promise is kept; sleeps when there is none to do. Asks `go_on`
     /// every now and then, and leaves if it says no: then this is false, and the promise is still to be kept.
     pub(crate) fn drive_until(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) -> bool {
@@ -42,6 +62,7 @@ impl ProcessSet {
 
     /// As [`ProcessSet::drive_until`], for a caller that counts as driver already.
     pub(crate) fn drive(&self, promise: &Promise, go_on: &mut dyn FnMut() -> bool) -> bool {
+        let _waits = self.core.waits_here();
         self.drive_a_while(promise, go_on);
         if promise.is_kept() {
             return true;

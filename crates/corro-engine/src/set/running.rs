@@ -17,9 +17,10 @@ use super::lane::{Lane, group_id};
 use super::process_set::{ProcessSet, STAGING_POOL};
 use super::state::{After, Batch, Running, State};
 use crate::promise::Promise;
-use crate::submission::Submission;
+use crate::submission::{GLOBAL, Submission};
 use crate::tuning::autotune::Change;
 use crate::watch::clock::{Estimate, PeerClock, RoundTrip};
+use crate::watch::metrics::Count;
 use crate::watch::observers::Ran;
 use crate::watch::recorder::State as Stage;
 
@@ -62,7 +63,14 @@ impl ProcessSet {
         drop(st);
         let mut batch = Batch { agreed, mine: SmallVec::new(), tensors: SmallVec::new(), began, gear: Gear::Plan };
         batch.tensors.push(Tensor::new(submission.input, submission.output));
+        let life = self.core.life.as_ref();
+        if let Some(life) = life {
+            life.waiting.begins(began.as_nanos() as u64);
+        }
         let (ended, mut result) = self.run_batch(&mut lane, &mut batch);
+        if let Some(life) = life {
+            life.waiting.ends(ended.as_nanos() as u64);
+        }
         // Nearly always it went well, and then there is less to do than in `finish`.
         if let Ok(outcomes) = &mut result
             && outcomes.len() == 1
@@ -146,6 +154,9 @@ impl ProcessSet {
             let ran = Ran { set: self.id, agreed: &batch.agreed, plane, began, ended, gear, well };
             if let Some(change) = self.core.observers.ran(&ran) {
                 self.tune(&change);
+            }
+            if let Some(life) = self.core.life.as_ref().filter(|_| self.id == GLOBAL) {
+                life.ran(&ran, self.core.observers.metrics.get(Count::CollectiveNanos));
             }
         }
         (now, result)

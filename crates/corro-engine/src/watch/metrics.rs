@@ -149,6 +149,11 @@ impl Metrics {
         self.counts[count as usize].fetch_add(n, Relaxed);
     }
 
+    /// What is counted so far.
+    pub fn get(&self, count: Count) -> u64 {
+        self.counts[count as usize].load(Relaxed)
+    }
+
     /// A batch of `tensors` with `bytes` in all has been run. Once a batch, not once a tensor: that keeps it cheap.
     pub fn ran(&self, kind: &Kind, tensors: u64, bytes: u64) {
         self.add(Count::Batches, 1);
@@ -245,6 +250,11 @@ impl Snapshot {
     /// Tensors and bytes of this kind.
     pub fn of(&self, kind: &Kind) -> (u64, u64) {
         (self.tensors[place(kind)], self.bytes[place(kind)])
+    }
+
+    /// Tensors and bytes of all kinds.
+    pub fn of_all(&self) -> (u64, u64) {
+        (self.tensors.iter().sum(), self.bytes.iter().sum())
     }
 
     /// Collectives by the plane that ran them.

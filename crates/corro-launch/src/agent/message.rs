@@ -36,6 +36,8 @@ pub enum Order {
     Beat,
     /// The user has typed this, for the rank that has the terminal; nothing: no more will be typed.
     Type(ByteBuf),
+    /// Processes are to tell where their threads are.
+    Stacks,
     /// In an elastic job: start one more process, as [`Order::Start`] said.
     Launch {
         /// Which.
@@ -69,6 +71,8 @@ pub struct Start {
     pub another_host: bool,
     /// So much silence (in ms) means that the launcher is lost; `None`: it never does.
     pub silence_ms: Option<u64>,
+    /// Whether processes are to tell how they get on.
+    pub feed: bool,
     /// In an elastic job, whose processes come and go: how long (in ms) they go on when the launcher is gone.
     pub orphan_ms: Option<u64>,
 }
@@ -125,6 +129,20 @@ pub enum Report {
         process: ProcessId,
         /// What.
         statement: Statement,
+    },
+    /// A process has told how it gets on.
+    Told {
+        /// Which.
+        process: ProcessId,
+        /// A note as [`corro_observe::Note::encode`] gives it.
+        note: ByteBuf,
+    },
+    /// A process has told some of where its threads are.
+    Stacks {
+        /// Which.
+        process: ProcessId,
+        /// A piece of text.
+        bytes: ByteBuf,
     },
     /// A process has ended.
     Exited {

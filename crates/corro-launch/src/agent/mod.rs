@@ -155,7 +155,9 @@ impl<'a> Agent<'a> {
         if room {
             let pipes = self.processes.iter().flat_map(|r| &r.pipes).filter_map(|p| Some((p.fd()?, p.interest())));
             let statements = self.processes.iter().filter(|r| !r.told).filter_map(|r| r.statements.fd());
-            let all = pipes.chain(statements.map(|fd| (fd, PollFlags::IN)));
+            let notes = self.processes.iter().filter(|r| !r.told).filter_map(|r| r.notes.as_ref()?.fd());
+            let stacks = self.processes.iter().filter(|r| !r.told).filter_map(|r| Some(r.stacks.as_ref()?.as_fd()));
+            let all = pipes.chain(statements.chain(notes).chain(stacks).map(|fd| (fd, PollFlags::IN)));
             fds.extend(all.map(|(fd, interest)| PollFd::from_borrowed_fd(fd, interest)));
         }
         let timeout = Timespec::try_from(self.timeout()).map_err(|e| Error::Bug(format!("a timeout: {e}")))?;
@@ -257,6 +259,7 @@ impl<'a> Agent<'a> {
                 Order::Type(bytes) => {
                     self.processes.iter_mut().flat_map(|r| &mut r.pipes).for_each(|pipe| pipe.type_in(&bytes));
                 }
+                Order::Stacks => self.ask_stacks()?,
                 Order::Launch { process, own } => self.launch(process, &own)?,
                 Order::Kill { process, grace_ms } => self.kill(process, milliseconds(grace_ms)),
                 Order::End { signal, grace_ms } => {
@@ -333,6 +336,8 @@ impl<'a> Agent<'a> {
         }
         for at in 0..self.processes.len() {
             self.read_statements(at)?;
+            self.read_notes(at, 1)?;
+            self.read_stacks(at)?;
             self.read_rank(at, 1)?;
         }
         Ok(())
@@ -345,6 +350,37 @@ impl<'a> Agent<'a> {
         {
             let id = process.id;
             self.tell(&Report::Stated { process: id, statement })?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what a rank has told of how it gets on: at most so many notes.
+    fn read_notes(&mut self, at: usize, most: usize) -> Result<()> {
+        for _ in 0..most {
+            let Some(process) = self.processes.get_mut(at).filter(|process| !process.told) else { break };
+            let Some(note) = process.notes.as_mut().and_then(process::Inlet::next) else { break };
+            process.dumps = note.dumps;
+            let (id, (note, _)) = (process.id, note.encode()?);
+            self.tell(&Report::Told { process: id, note: ByteBuf::from(note) })?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what a rank has written down of where its threads are.
+    fn read_stacks(&mut self, at: usize) -> Result<()> {
+        let process = &mut self.processes[at];
+        let (id, bytes) = (process.id, if process.told { Vec::new() } else { process.read_stacks() });
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.tell(&Report::Stacks { process: id, bytes: ByteBuf::from(bytes) })
+    }
+
+    fn ask_stacks(&mut self) -> Result<()> {
+        let living = self.processes.iter().filter(|process| process.ending.is_none());
+        let told: Vec<_> = living.map(|process| (process.id, process.ask_stacks())).collect();
+        for (process, text) in told {
+            self.tell(&Report::Stacks { process, bytes: ByteBuf::from(text.into_bytes()) })?;
         }
         Ok(())
     }
@@ -384,6 +420,7 @@ impl<'a> Agent<'a> {
                 // What it wrote comes before how it ended; no more than a pipe can hold, for others may still write.
                 self.read_rank(at, 17)?;
                 self.read_statements(at)?;
+                self.read_notes(at, 17)?;
                 self.tell(&Report::Exited { process: id, ending })?;
                 self.processes[at].told = true;
             }

@@ -11,25 +11,36 @@ use std::time::Instant;
 
 use corro_core::departure::MAX_STATEMENT;
 use corro_core::{Statement, config};
+use corro_observe::Note;
+use corro_observe::note::MAX_NOTE;
 use corro_transport::statements;
 use nix::sys::signal::{SigHandler, SigSet, Signal as Number};
 use rustix::event::PollFlags;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
+use serde::de::DeserializeOwned;
 
 use super::message::{Ending, Inbox, MAX_OUTPUT, Start};
 use super::terminal::{self, Terminal};
 use crate::process_id::ProcessId;
-use crate::process_tree::kill_with_parent;
+use crate::process_tree::{self, kill_with_parent};
 
 /// How many statements of one process are passed on. In an elastic job it makes some in each epoch.
 const MAX_STATEMENTS: usize = 10_000;
+
+/// Real-time signals that programs may use, with the C library of Linux.
+const REAL_TIME: std::ops::RangeInclusive<u8> = 34..=64;
 
 /// A rank that was started.
 pub(super) struct Process {
     pub(super) id: ProcessId,
     pub(super) pid: Pid,
     pub(super) pipes: [Pipe; 2],
-    pub(super) statements: Statements,
+    pub(super) statements: Inlet<Statement, MAX_STATEMENT>,
+    /// What it tells of how it gets on, if somebody wants to know.
+    pub(super) notes: Option<Inlet<Note, MAX_NOTE>>,
+    /// Where it writes down where its threads are, and upon which signal; 0: it has not said so.
+    pub(super) stacks: Option<PipeReader>,
+    pub(super) dumps: u8,
     pub(super) ending: Option<Ending>,
     /// When it is killed, should it not have ended by then.
     pub(super) kill_at: Option<Instant>,
@@ -112,27 +123,32 @@ impl Pipe {
     }
 }
 
-/// What a rank states about its own end.
-pub(super) struct Statements {
+/// Messages of a rank, each of at most `LONGEST` bytes, through a pipe of its own.
+pub(super) struct Inlet<T, const LONGEST: usize> {
     pipe: PipeReader,
     inbox: Inbox,
     /// How many more are listened to: it may be any program, which talks nonsense or without end.
     left: usize,
+    message: std::marker::PhantomData<T>,
 }
 
-impl Statements {
+impl<T: DeserializeOwned, const LONGEST: usize> Inlet<T, LONGEST> {
+    fn new(pipe: PipeReader, left: usize) -> Self {
+        Self { pipe, inbox: Inbox::default(), left, message: std::marker::PhantomData }
+    }
+
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         (self.left > 0).then(|| self.pipe.as_fd())
     }
 
     /// The next one, without waiting for it.
-    pub(super) fn next(&mut self) -> Option<Statement> {
-        let mut bytes = [0; MAX_STATEMENT];
+    pub(super) fn next(&mut self) -> Option<T> {
+        let mut bytes = [0; LONGEST];
         while self.left > 0 {
-            match self.inbox.next::<Statement>(MAX_STATEMENT) {
-                Ok(Some(statement)) => {
+            match self.inbox.next::<T>(LONGEST) {
+                Ok(Some(message)) => {
                     self.left -= 1;
-                    return Some(statement);
+                    return Some(message);
                 }
                 Ok(None) => {}
                 Err(_) => self.left = 0,
@@ -169,6 +185,8 @@ pub(super) fn start(
     let no_pipe = |e: std::io::Error| failed(126, format!("making a pipe: {e}"));
     let (pipe, for_rank) = std::io::pipe().map_err(no_pipe)?;
     let word = statements::describe(&for_rank).map_err(no_pipe)?;
+    let pipes = || Ok::<_, std::io::Error>((std::io::pipe()?, std::io::pipe()?));
+    let feed = if order.feed { Some(pipes().map_err(no_pipe)?) } else { None };
     let mut command = Command::new(OsStr::from_bytes(program));
     command
         .args(arguments.iter().map(|a| OsStr::from_bytes(a)))
@@ -180,6 +198,14 @@ pub(super) fn start(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    let (notes, stacks, kept) = match feed {
+        Some(((notes, told), (stacks, dumped))) => {
+            command.env(config::FEED.name, statements::describe(&told).map_err(no_pipe)?);
+            command.env(config::STACKS.name, statements::describe(&dumped).map_err(no_pipe)?);
+            (Some(notes), Some(stacks), vec![for_rank, told, dumped])
+        }
+        None => (None, None, vec![for_rank]),
+    };
     let terminal = match order.terminal {
         Some((its, window)) if its == id => {
             let attached = terminal::attach(&mut command, window);
@@ -191,7 +217,7 @@ pub(super) fn start(
             None
         }
     };
-    prepare(&mut command, for_rank);
+    prepare(&mut command, kept);
     let mut child = command.spawn().map_err(|e| {
         let program = String::from_utf8_lossy(program);
         match e.kind() {
@@ -204,23 +230,49 @@ pub(super) fn start(
     if terminal.is_some() {
         pipes[0] = Pipe::Terminal(terminal);
     }
-    for fd in pipes.iter().filter_map(Pipe::fd).chain([pipe.as_fd()]) {
+    let own = [Some(&pipe), notes.as_ref(), stacks.as_ref()].into_iter().flatten().map(AsFd::as_fd);
+    for fd in pipes.iter().filter_map(Pipe::fd).chain(own) {
         // Reading must never keep the agent from hearing the launcher.
         rustix::io::ioctl_fionbio(fd, true).map_err(|e| failed(126, format!("setting up its pipes: {e}")))?;
     }
     let pid = Pid::from_raw(child.id() as i32).ok_or_else(|| failed(126, "it has no process id".into()))?;
-    let statements = Statements { pipe, inbox: Inbox::default(), left: MAX_STATEMENTS };
-    Ok(Process { id, pid, pipes, statements, ending: None, kill_at: None, told: false })
+    let statements = Inlet::new(pipe, MAX_STATEMENTS);
+    let notes = notes.map(|pipe| Inlet::new(pipe, usize::MAX));
+    Ok(Process { id, pid, pipes, statements, notes, stacks, dumps: 0, ending: None, kill_at: None, told: false })
+}
+
+impl Process {
+    /// Asks it where its threads are, if it knows how to say so; gives what the system knows.
+    #[expect(unsafe_code, reason = "real-time signals have no names")]
+    pub(super) fn ask_stacks(&self) -> String {
+        // Which it has said it expects; no other may be asked for.
+        if REAL_TIME.contains(&self.dumps) {
+            // SAFETY: these are no signals that the C library keeps for itself, and none is handled here.
+            let signal = unsafe { Signal::from_raw_unchecked(i32::from(self.dumps)) };
+            let _ = rustix::process::kill_process(self.pid, signal);
+        }
+        process_tree::threads(self.pid)
+    }
+
+    /// What it has written down of that, without waiting for more.
+    pub(super) fn read_stacks(&mut self) -> Vec<u8> {
+        let mut bytes = vec![0; MAX_OUTPUT];
+        let count = self.stacks.as_mut().and_then(|pipe| pipe.read(&mut bytes).ok()).unwrap_or(0);
+        bytes.truncate(count);
+        bytes
+    }
 }
 
 /// Should the agent be killed, the rank is killed with it. And signals reach the rank: it would inherit that the agent has
 /// blocked them for itself, and that a shell's background jobs ignore SIGINT, and never hear of Ctrl-C or of being asked to
-/// end. It keeps its end of the pipe for statements, which the agent closes once the command is gone.
+/// end. It keeps its ends of the pipes for statements and notes, which the agent closes once the command is gone.
 #[expect(unsafe_code, reason = "only the child itself can ask for these")]
-fn prepare(command: &mut Command, statements: std::io::PipeWriter) {
+fn prepare(command: &mut Command, kept: Vec<std::io::PipeWriter>) {
     kill_with_parent(command);
     let ask = move || {
-        rustix::io::fcntl_setfd(&statements, rustix::io::FdFlags::empty())?;
+        for pipe in &kept {
+            rustix::io::fcntl_setfd(pipe, rustix::io::FdFlags::empty())?;
+        }
         for heard in [Number::SIGINT, Number::SIGTERM] {
             // SAFETY: the default needs no handler.
             unsafe { nix::sys::signal::signal(heard, SigHandler::SigDfl) }.map_err(std::io::Error::from)?;

@@ -35,6 +35,26 @@ pub(super) fn parse(name: &'static str, words: &[OsString]) -> Result<ArgMatches
     command.no_binary_name(true).try_get_matches_from(words)
 }
 
+/// The flags for those who watch a job.
+fn watching() -> [Arg; 5] {
+    let optional = |arg: Arg| arg.num_args(0..=1).default_missing_value("").require_equals(true);
+    [
+        optional(value(
+            "page",
+            "ADDRESS:PORT",
+            "Serve a live page about the job; prints its link [a free port of 127.0.0.1]",
+        )),
+        switch("watch", "Let `corro top`, `corro stacks` and `corro ps` see the job; the flags below do so, too"),
+        value("record", "FILE", "Record the job, for `corro page FILE` and `corro report FILE`"),
+        optional(value(
+            "report",
+            "FILE.html",
+            "Say at the end where the time went and what to do; also as one HTML file",
+        )),
+        value("logdir", "DIR", "Collect there what ranks write, and training values (JSON lines, TensorBoard)"),
+    ]
+}
+
 /// The flags of a run.
 pub(super) fn command(name: &'static str) -> Command {
     let job = [
@@ -98,6 +118,8 @@ pub(super) fn command(name: &'static str) -> Command {
         .args_override_self(true)
         .next_help_heading("Job")
         .args(job)
+        .next_help_heading("Watching")
+        .args(watching())
         .next_help_heading("Network")
         .args(network)
         .next_help_heading("Other hosts")

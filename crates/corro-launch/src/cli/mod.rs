@@ -18,10 +18,13 @@ mod doctor_gpu;
 mod exit;
 mod finding;
 mod flags;
+mod jobs;
 mod knobs;
 mod program;
 mod request;
 mod script;
+mod top;
+mod watching;
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
@@ -51,6 +54,12 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
     match word {
         "run" => run("corro run", rest, agent),
         "horovodrun" => run("horovodrun", rest, agent),
+        "ps" => jobs::ps(rest),
+        "top" => jobs::top(rest),
+        "stacks" => jobs::stacks(rest),
+        "record" => jobs::record(rest),
+        "page" => watching::page(rest),
+        "report" => watching::report(rest),
         "doctor" => doctor::main(rest, agent),
         "agent" => {
             corro_log::init(&format!("agent on {}", corro_transport::host_name()));
@@ -107,7 +116,7 @@ fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8
         return 0;
     }
     request::understand(&matches, agent, &config::review_own())
-        .and_then(|request| start(name, &request))
+        .and_then(|request| start(name, request))
         .unwrap_or_else(|e| complain(name, &e))
 }
 
@@ -130,15 +139,18 @@ fn output(request: &request::Request) -> Result<Output> {
     Output::new(style, request.plan.size(), [Box::new(stdout), Box::new(stderr)])
 }
 
-fn start(name: &str, request: &request::Request) -> Result<u8> {
+fn start(name: &str, mut request: request::Request) -> Result<u8> {
     for remark in &request.remarks {
         exit::tell(&format!("{name}: {remark}"));
     }
-    let output = output(request)?;
+    let output = output(&request)?;
     corro_log::init_with(request.log(), "launcher");
     let signals = signals::block()?;
+    let watching = request.watching.start(name, request.plan.job())?;
     let ready = |control| signals::pass_on(signals, control);
-    let outcome = request.plan.run(output, ready)?;
+    let outcome = request.plan.run(output, ready);
+    watching.end(&outcome);
+    let outcome = outcome?;
     let horovod = name == "horovodrun";
     Ok(match &outcome.failure {
         None => 0,

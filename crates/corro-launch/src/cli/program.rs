@@ -10,18 +10,18 @@ use clap_complete::Shell;
 
 use super::exit::{self, USAGE_ERROR};
 use super::knobs::LEVELS;
-use super::{doctor, flags};
+use super::{doctor, flags, jobs, watching};
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// What there is help for.
-const COMMANDS: [&str; 3] = ["run", "doctor", "completion"];
+const COMMANDS: [&str; 9] = ["run", "ps", "top", "stacks", "record", "page", "report", "doctor", "completion"];
 
 /// The commands and their flags.
 pub fn program() -> Command {
     let file = |arg: Arg| arg.value_hint(ValueHint::FilePath);
     // Its usage names the whole program, as in its own help.
     let mut run = flags::command("corro run").name("run");
-    for name in ["hostfile", "config-file", "host-discovery-script", "ssh-identity-file"] {
+    for name in ["hostfile", "config-file", "host-discovery-script", "ssh-identity-file", "record", "report"] {
         run = run.mut_arg(name, file);
     }
     // The help says them already.
@@ -38,6 +38,9 @@ pub fn program() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .disable_help_subcommand(true)
         .subcommand(run.mut_arg("command", command))
+        .subcommands(jobs::commands())
+        .subcommand(watching::page_command().name("page").mut_arg("file", file))
+        .subcommand(watching::report_command().name("report").mut_arg("file", file).mut_arg("html", file))
         .subcommand(doctor::command().name("doctor").mut_arg("hostfile", file).mut_arg("ssh-identity-file", file))
         .subcommand(completion_command().name("completion"))
         .subcommand(
@@ -63,6 +66,12 @@ pub(super) fn help(words: &[OsString]) -> u8 {
     let mut command = match words.first().and_then(|w| w.to_str()) {
         None => program(),
         Some("run") => flags::command("corro run"),
+        Some(name @ ("ps" | "top" | "stacks" | "record")) => match jobs::command(name) {
+            Some(command) => command,
+            None => return unknown(name),
+        },
+        Some("page") => watching::page_command(),
+        Some("report") => watching::report_command(),
         Some("doctor") => doctor::command(),
         Some("completion") => completion_command(),
         Some(other) => return unknown(other),
@@ -92,18 +101,17 @@ fn script(shell: Shell) -> String {
     let mut script = String::from_utf8_lossy(&script).into_owned();
     if shell == Shell::Fish {
         // clap knows nothing but files where fish is to complete a word without dashes.
-        let line = |(command, words): (&str, [&str; 3])| {
+        let line = |(command, words): (&str, &[&str])| {
             format!("complete -c corro -n \"__fish_corro_using_subcommand {command}\" -f -a \"{}\"\n", words.join(" "))
         };
-        script.extend([("completion", SHELLS), ("help", COMMANDS)].map(line));
+        script.extend([("completion", SHELLS.as_slice()), ("help", COMMANDS.as_slice())].map(line));
     }
     script
 }
 
 /// What is no command of ours.
 pub(super) fn unknown(word: &str) -> u8 {
-    let known: Vec<&str> = ["run", "doctor", "completion", "help"].to_vec();
-    eprintln!("corro: {word:?} is not a command; known: {}", known.join(", "));
+    eprintln!("corro: {word:?} is not a command; known: {}, help", COMMANDS.join(", "));
     if word.starts_with('-') || std::path::Path::new(word).is_file() {
         eprintln!("corro: to start a job, write `corro run`, as in `corro run -np 2 train.py`");
     }

@@ -9,6 +9,7 @@ use corro_core::{Error, Rank, Result, config};
 use corro_membership::Rules;
 
 use super::config_file::{self, ConfigFile};
+use super::watching::Watching;
 use super::{flags, knobs, script};
 use crate::elastic::{ElasticJob, Hosts};
 use crate::event::Control;
@@ -29,6 +30,8 @@ pub(super) struct Request {
     pub(super) only: Option<Ranks>,
     pub(super) directory: Option<PathBuf>,
     pub(super) color: String,
+    /// How it is watched.
+    pub(super) watching: Watching,
     /// What the user should know before it starts.
     pub(super) remarks: Vec<String>,
 }
@@ -149,7 +152,8 @@ pub(super) fn understand(
         timestamps: matches.get_flag("prefix-output-with-timestamp"),
         bare: matches.get_flag("no-prefix"),
         only,
-        directory: text("output-filename").map(Into::into),
+        directory: text("output-filename").or_else(|| text("logdir")).map(Into::into),
+        watching: Watching::asked(matches)?,
         color: text("color").unwrap_or_else(|| "auto".into()),
         remarks,
     })

@@ -174,6 +174,7 @@ impl<'a> Driver<'a> {
                 let why = self.launcher.silent(at, reason);
                 self.lose_host(at, &format!("its agent is gone: {why}"))
             }
+            Event::StacksWanted => self.launcher.ask_stacks(),
             Event::OutputClosed => self.interrupt(libc::SIGPIPE),
             Event::Interrupt(signal) => self.interrupt(signal),
         }
@@ -220,7 +221,11 @@ impl<'a> Driver<'a> {
                 }
                 Ok(())
             }
-            Report::Started { .. } | Report::Output { .. } | Report::Beat => Ok(()),
+            Report::Started { .. }
+            | Report::Output { .. }
+            | Report::Told { .. }
+            | Report::Stacks { .. }
+            | Report::Beat => Ok(()),
         }
     }
 

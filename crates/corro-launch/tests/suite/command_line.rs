@@ -82,7 +82,10 @@ fn help_and_wrong_commands() {
     }
     assert!(corro_with(&["help"]).out.contains("completion"));
     for (words, text) in [
-        (&["train"][..], "\"train\" is not a command; known: run, doctor, completion, help"),
+        (
+            &["train"][..],
+            "\"train\" is not a command; known: run, ps, top, stacks, record, page, report, doctor, completion, help",
+        ),
         (&["-np", "2"], "write `corro run`"),
         (&["help", "nothing"], "\"nothing\" is not a command"),
         (&["completion", "tcsh"], "bash, zsh, fish"),
@@ -122,7 +125,9 @@ fn bash_completes_flags_and_commands() {
 fn fish_is_told_the_words_without_dashes() {
     let ran = corro_with(&["completion", "fish"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    for (command, words) in [("completion", "bash zsh fish"), ("help", "run doctor completion")] {
+    for (command, words) in
+        [("completion", "bash zsh fish"), ("help", "run ps top stacks record page report doctor completion")]
+    {
         let line = format!("complete -c corro -n \"__fish_corro_using_subcommand {command}\" -f -a \"{words}\"");
         assert!(ran.out.lines().any(|l| l == line), "{}", ran.out);
     }

@@ -43,6 +43,23 @@ fn three_hosts_train_together() {
     trains("three_hosts_train_together", 3);
 }
 
+#[test]
+fn a_slow_network_is_named_with_what_it_carries() {
+    let test = "a_slow_network_is_named_with_what_it_carries";
+    let Some(hosts) = hosts(test, 2) else { return };
+    if let Err(why) = hosts.slow(1, "100mbit") {
+        return skip(test, &why);
+    }
+    let words = ["-H", &hosts.list(1), "--report", &support::example("train"), "60", "5", "1000"];
+    let ran = Running::start(&mut hosts.run_command(&words)).end();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let between = format!("the network between {} and {} has carried ", Hosts::address(0), Hosts::address(1));
+    let carried = ran.err.split_once(&between).unwrap_or_else(|| panic!("{ran:?}")).1;
+    let megabits: f64 =
+        carried.split(" Mbit/s at most").next().unwrap().parse().unwrap_or_else(|e| panic!("{e}: {ran:?}"));
+    assert!((40.0..115.0).contains(&megabits), "{megabits} in {ran:?}");
+}
+
 /// A scheduler that tells nobody where rank 0 is, and a directory that all hosts see. What a killed rank 0 of the same job left
 /// there leads nobody astray.
 #[test]

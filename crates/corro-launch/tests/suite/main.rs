@@ -9,3 +9,4 @@ mod launch;
 mod library;
 mod other_launchers;
 mod support;
+mod watching;

@@ -38,6 +38,7 @@ from corro._front.basics import (
 )
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from corro._front.watching import log
 from corro._keras import patches, saving
 from corro._keras.optimizer import Settings, distributed
 from corro._keras.values import Values
@@ -79,6 +80,7 @@ __all__ = [
     "load_model",
     "local_rank",
     "local_size",
+    "log",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -91,6 +91,11 @@ impl Running {
         self.out.so_far()
     }
 
+    /// What was written to standard error until now.
+    pub(crate) fn err_so_far(&self) -> String {
+        self.err.so_far()
+    }
+
     /// Waits until `text` was written to standard output.
     pub(crate) fn wait_for(&self, text: &str) {
         wait_until(&format!("{text:?} is written"), HANG_LIMIT, || self.out.so_far().contains(text));

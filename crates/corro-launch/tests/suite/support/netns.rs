@@ -225,6 +225,13 @@ impl Hosts {
         must(&["ip", "-n", &self.switch, "link", "set", &format!("port{at}"), state]).unwrap();
     }
 
+    /// Slows down what a host sends, say to `100mbit`. An error if this system can't.
+    pub(crate) fn slow(&self, at: usize, rate: &str) -> Result<(), String> {
+        let shape =
+            ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "64kb", "latency", "200ms"];
+        must(&[["ip", "netns", "exec", &self.names[at]].as_slice(), &shape].concat())
+    }
+
     /// The processes of a host, beyond its sshd.
     pub(crate) fn processes(&self, at: usize) -> Vec<i32> {
         let out = Command::new("ip").args(["netns", "pids", &self.names[at]]).output().unwrap();

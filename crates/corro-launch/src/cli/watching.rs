@@ -1,0 +1,186 @@
+//! What the command line has for those who watch jobs: flags of `corro run`, and the commands that read recordings.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::{Arg, ArgMatches, Command};
+use corro_core::{Error, Result};
+use corro_observe::door::{self, Door};
+use corro_observe::page::{self, Page, Source};
+use corro_observe::view::Since;
+use corro_observe::watcher::Files;
+use corro_observe::{Watcher, recording, report as reports};
+
+use super::exit::{self, complain, tell};
+use crate::job::{Job, Outcome};
+
+/// How a job is to be watched.
+#[derive(Debug, Default)]
+pub(super) struct Watching {
+    page: Option<SocketAddr>,
+    /// Somebody may look at it later.
+    watch: bool,
+    files: Files,
+    /// A report is wanted at the end.
+    report: bool,
+    /// And in this file as well.
+    html: Option<PathBuf>,
+}
+
+impl Watching {
+    /// What the flags of `corro run` say.
+    pub(super) fn asked(matches: &ArgMatches) -> Result<Self> {
+        let text = |flag: &str| matches.get_one::<String>(flag).cloned();
+        let page = text("page").map(|word| match word.as_str() {
+            "" => Ok(page::default_address()),
+            word => page::parse_address(word),
+        });
+        let (report, html) =
+            (text("report").is_some(), text("report").filter(|file| !file.is_empty()).map(PathBuf::from));
+        let files = Files { record: text("record").map(Into::into), values: text("logdir").map(Into::into) };
+        Ok(Self { page: page.transpose()?, watch: matches.get_flag("watch"), files, report, html })
+    }
+
+    /// Begins to watch a job that is about to start, if that is wanted.
+    pub(super) fn start(&self, name: &str, job: &mut Job) -> Result<Watched> {
+        let wanted = self.watch
+            || self.page.is_some()
+            || self.report
+            || self.files.record.is_some()
+            || self.files.values.is_some();
+        if !wanted {
+            return Ok(Watched::default());
+        }
+        let words: Vec<_> = job.command.iter().map(|word| word.to_string_lossy()).collect();
+        let watcher = Watcher::start(&words.join(" "), self.files.clone())?;
+        job.watcher = Some(Arc::clone(&watcher));
+        let page = self.page.map(|address| page::serve(address, Source::Live(Arc::clone(&watcher)))).transpose()?;
+        // That this user's other programs can't ask the job is no reason not to run it.
+        let door = door::folder().and_then(|folder| page::open_door(&folder, Arc::clone(&watcher)));
+        if let Err(error) = &door {
+            tell(&format!("{name}: `corro top` can't see this job: {error}"));
+        }
+        if let Some(page) = &page {
+            tell(&format!("{name}: watch this job at {}", page.url));
+        }
+        Ok(Watched { watcher: Some(watcher), report: self.report, html: self.html.clone(), page, _door: door.ok() })
+    }
+}
+
+/// A job that is watched, or nothing.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    watcher: Option<Arc<Watcher>>,
+    report: bool,
+    html: Option<PathBuf>,
+    page: Option<Page>,
+    _door: Option<Door>,
+}
+
+impl Watched {
+    /// The job is over.
+    pub(super) fn end(self, outcome: &Result<Outcome>) {
+        let Some(watcher) = self.watcher else { return };
+        let failure = match outcome {
+            Ok(outcome) => outcome.failure.as_ref().map(ToString::to_string),
+            Err(error) => Some(error.to_string()),
+        };
+        watcher.finish(failure);
+        if self.report {
+            let view = watcher.view(Since::default());
+            if let Err(error) = show_report(&view, self.html.as_deref()) {
+                tell(&format!("corro: {error}"));
+            }
+        }
+        drop(self.page);
+    }
+}
+
+/// Shows a report, and writes it to a file if one is given.
+fn show_report(view: &str, html: Option<&Path>) -> Result<()> {
+    let value = recording::parse(view).map_err(Error::Bug)?;
+    tell(&reports::text(&value));
+    match html {
+        Some(path) => std::fs::write(path, page::whole(view))
+            .map_err(|e| Error::io(format!("writing the report {}", path.display()), e)),
+        None => Ok(()),
+    }
+}
+
+/// `corro report`.
+pub(super) fn report_command() -> Command {
+    Command::new("corro report")
+        .about("Says where the time of a recorded job went, and what to do")
+        .disable_version_flag(true)
+        .arg(Arg::new("file").required(true).value_name("FILE").help("What `corro run --record FILE` has written"))
+        .arg(Arg::new("html").long("html").value_name("FILE").help("Also write it as one HTML file, with pictures"))
+}
+
+/// `corro page`.
+pub(super) fn page_command() -> Command {
+    Command::new("corro page")
+        .about("Shows recorded jobs on a page, one beside the other")
+        .disable_version_flag(true)
+        .arg(
+            Arg::new("file")
+                .required(true)
+                .num_args(1..)
+                .value_name("FILE")
+                .help("What `corro run --record FILE` has written"),
+        )
+        .arg(
+            Arg::new("listen")
+                .long("listen")
+                .value_name("ADDRESS:PORT")
+                .help("Where to serve it [a free port of 127.0.0.1]"),
+        )
+}
+
+/// `corro report FILE`.
+pub(super) fn report(words: &[OsString]) -> u8 {
+    let matches = match report_command().no_binary_name(true).try_get_matches_from(words) {
+        Ok(matches) => matches,
+        Err(e) => return exit::show(&e),
+    };
+    let file = matches.get_one::<String>("file").map(PathBuf::from).unwrap_or_default();
+    let html = matches.get_one::<String>("html").map(PathBuf::from);
+    let shown = recording::read(&file).and_then(|(view, value)| {
+        print!("{}", reports::text(&value));
+        match html {
+            Some(path) => std::fs::write(&path, page::whole(&view))
+                .map_err(|e| Error::io(format!("writing the report {}", path.display()), e)),
+            None => Ok(()),
+        }
+    });
+    shown.map_or_else(|e| complain("corro report", &e), |()| 0)
+}
+
+/// `corro page FILE...`: serves until it is interrupted.
+pub(super) fn page(words: &[OsString]) -> u8 {
+    let matches = match page_command().no_binary_name(true).try_get_matches_from(words) {
+        Ok(matches) => matches,
+        Err(e) => return exit::show(&e),
+    };
+    let served = || -> Result<Page> {
+        let address = match matches.get_one::<String>("listen") {
+            Some(word) => page::parse_address(word)?,
+            None => page::default_address(),
+        };
+        let files = matches.get_many::<String>("file").unwrap_or_default();
+        let read = |file: &String| Ok((file.clone(), recording::read(Path::new(file))?.0));
+        let recordings = files.map(read).collect::<Result<Vec<_>>>()?;
+        page::serve(address, Source::Files(Arc::new(recordings)))
+    };
+    match served() {
+        Ok(page) => {
+            println!("{}", page.url);
+            tell("corro page: open this link; Ctrl-C ends it");
+            loop {
+                std::thread::park();
+            }
+        }
+        Err(e) => complain("corro page", &e),
+    }
+}

@@ -1,0 +1,8 @@
+//! The rank's side: what is gathered for a [`crate::Note`] between two of them. Cheap enough to be always there.
+
+pub mod host;
+mod steps;
+mod waiting;
+
+pub use steps::Steps;
+pub use waiting::Waiting;
