@@ -193,6 +193,8 @@ variables! {
         "json: each line of the log is a JSON object with time, level, place, speaker and text, for programs that collect logs.";
     TIMELINE = "CORRO_TIMELINE", horovod: Some("HOROVOD_TIMELINE"), default: "none", kind: Kind::Text,
         "File for a timeline in Horovod's format, written by rank 0; `DYNAMIC`: none yet, but the program may start one.";
+    DISABLE_NVTX_RANGES = "CORRO_DISABLE_NVTX_RANGES", horovod: Some("HOROVOD_DISABLE_NVTX_RANGES"), default: "0", kind: Kind::Flag,
+        "1: no ranges for NVIDIA's profilers. They are made where a profiler watches a rank, and only there.";
     TIMELINE_MARK_CYCLES = "CORRO_TIMELINE_MARK_CYCLES", horovod: Some("HOROVOD_TIMELINE_MARK_CYCLES"), default: "0", kind: Kind::Flag,
         "1: the timeline marks each round of agreement.";
     TIMELINE_CAP = "CORRO_TIMELINE_CAP", horovod: None, default: "1073741824", kind: Kind::Count(0, 1 << 50),
@@ -313,6 +315,7 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
         "Kubeflow's Trainer",
         &["PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"],
     ),
+    ("NVIDIA's profilers", &["NVTX_INJECTION64_PATH"]),
     ("the system", &["XDG_RUNTIME_DIR", "HOME", "SSH_CONNECTION", "NO_COLOR"]),
 ];
 

@@ -18,6 +18,7 @@
 //! | `signal` | numbers in memory by which streams of several processes wait for each other |
 //! | [`kernels`] | reduce, copy many pieces, Adasum, to the bit as `corro-kernels` does |
 //! | [`nccl`] | collectives between GPUs, by NVIDIA |
+//! | [`nvtx`] | spans of time for NVIDIA's profilers |
 //!
 //! # What is safe
 //! Memory of a GPU is no memory of Rust: a kernel that reads it too early or too late reads wrong numbers, and a wrong
@@ -36,6 +37,7 @@ pub mod kernels;
 pub mod mappings;
 pub mod memory;
 pub mod nccl;
+pub mod nvtx;
 pub mod sharing;
 pub mod shelf;
 mod signal;

@@ -13,7 +13,6 @@ pub static WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("HOROVOD_BATCH_D2D_MEMCOPIES", "Corro packs tensors in its own way"),
     ("HOROVOD_ENABLE_ASYNC_COMPLETION", "operations always complete asynchronously"),
     ("HOROVOD_ENABLE_XLA_OPS", "XLA operations are always there"),
-    ("HOROVOD_DISABLE_NVTX_RANGES", "Corro writes no NVTX ranges"),
     ("HOROVOD_MPI_THREADS_DISABLE", "Corro does not use MPI"),
     ("HOROVOD_ADASUM_MPI_CHUNK_SIZE", "Corro does not use MPI"),
     ("HOROVOD_CCL_CACHE", "Corro does not use oneCCL"),
