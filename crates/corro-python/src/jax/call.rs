@@ -140,7 +140,9 @@ impl Wanted {
 pub(super) fn explained(error: Error) -> Error {
     match error {
         Error::Mismatch(text) if text.starts_with("Mismatched output size") => Error::Mismatch(format!(
-            "{text}. Compiled code has a fixed shape for it: that of equally many rows from each rank. Say how many                  rows each brings (hvd.allgather(x, rows=[...]), hvd.alltoall(x, splits=..., received_splits=...)), or call                  it outside of jit. If the number of ranks has changed since, compile the function anew"
+            "{text}. Compiled code has a fixed shape for it: that of equally many rows from each rank. Say how many rows \
+             each brings (hvd.allgather(x, rows=[...]), hvd.alltoall(x, splits=..., received_splits=...)), or call it \
+             outside of jit. If the number of ranks has changed since, compile the function anew"
         )),
         error => error,
     }
