@@ -239,6 +239,10 @@ variables! {
         "1 or 0: whether gradients are reduced while the backward pass makes others. By default they are where the ranks' own threads leave cores free.";
     NCCL_LIBRARY = "CORRO_NCCL_LIBRARY", horovod: None, default: "the one that is loaded already, else the framework's, else the system's", kind: Kind::Text,
         "The file of NCCL (`libnccl.so.2`, 2.14 or newer) that ranks with GPUs use.";
+    CPU_OPERATIONS = "CORRO_CPU_OPERATIONS", horovod: Some("HOROVOD_CPU_OPERATIONS"), default: "corro", kind: Kind::OneOf(&["corro", "gloo", "ccl", "mpi"]),
+        "Who moves tensors of the host: `corro` (its own connections and shared memory; `gloo` and `ccl` mean the same) or `mpi` (an MPI library that is found at run time; the job must be started by its `mpiexec`).";
+    MPI_LIBRARY = "CORRO_MPI_LIBRARY", horovod: None, default: "the one that is loaded already, else what fits who started this process", kind: Kind::Text,
+        "The file of the MPI library (`libmpi_abi.so.1`, `libmpi.so.12`, `libmpi.so.40`) that ranks use where MPI moves their tensors.";
     GPU_PLANE = "CORRO_GPU_PLANE", horovod: None, default: "the first of them that can serve a tensor", kind: Kind::OneOf(&["cuda-ipc", "hierarchical", "nccl", "staged"]),
         "Who moves tensors of GPUs: `cuda-ipc` (memory of GPUs of one host), `hierarchical` (that inside a host, and NCCL across), `nccl`, `staged` (through host memory). The same on all ranks. What it can't serve is an error.";
 }

@@ -10,8 +10,8 @@ use libloading::Library;
 
 use crate::device::Device;
 use crate::failure::check;
-use crate::functions::why;
 use crate::sys::{Functions, NO_DEVICE, version_text};
+use corro_core::functions::why;
 
 /// NVIDIA's driver in this process. It is never closed again.
 pub struct Driver {

@@ -32,7 +32,6 @@ pub mod device;
 pub mod driver;
 pub mod event;
 mod failure;
-mod functions;
 pub mod kernels;
 pub mod mappings;
 pub mod memory;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use corro_core::{Error, Result, config};
 use libloading::Library;
 
-use crate::functions::function_table;
+use corro_core::functions::function_table;
 
 /// By which a profiler says that it is there.
 const PROFILER: &str = "NVTX_INJECTION64_PATH";

@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use corro_core::Error;
 use libloading::Library;
 
-use crate::functions::function_table;
+use corro_core::functions::function_table;
 
 /// What every function returns: 0, or the number of an error.
 pub(crate) type Code = c_int;

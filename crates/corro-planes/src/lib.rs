@@ -11,9 +11,12 @@
 //! | `tensor`, `outcome` | what a member brings, and what becomes of it |
 //! | `plane` | what a plane must do, and what its row in the table says |
 //! | `host` | the plane of host memory |
+//! | `wire` | what moves and reduces bytes of host memory: Corro's own connections, or MPI |
+//! | `mpi` | the plane of MPI |
 //! | `cuda` | planes of NVIDIA's GPUs |
 //! | `facts`, `choice` | what members tell about themselves; who serves a batch, and why others don't: pure |
 //! | `exchange` | a few bytes from each member to all, over their connections |
+//! | `rows` | the rows of a table, and the planes that are in use |
 //! | `planes` | the planes of one process set |
 
 mod choice;
@@ -22,10 +25,13 @@ mod exchange;
 mod facts;
 mod host;
 mod memory;
+mod mpi;
 mod outcome;
 mod plane;
 mod planes;
+mod rows;
 mod tensor;
+mod wire;
 
 pub use choice::{Choice, choose};
 pub use corro_cuda::DeviceMemory;
@@ -34,6 +40,7 @@ pub use exchange::{agree, exchange};
 pub use facts::Facts;
 pub use host::{HOST, Host};
 pub use memory::Memory;
+pub use mpi::MpiRow;
 pub use outcome::{Done, Outcome, Outcomes};
 pub use plane::{Plane, Pool, Release, Releases, Row, Verdict, Wanted};
 pub use planes::{Planes, Staging, Table};

@@ -25,7 +25,6 @@ pub static WITHOUT_EFFECT: &[(&str, &str)] = &[
 /// for all that begin with it.
 const QUIET: &[&str] = &[
     "HOROVOD_CONTROLLER",
-    "HOROVOD_CPU_OPERATIONS",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_ALLOW_MIXED_GPU_IMPL",
