@@ -2,8 +2,8 @@
 
     corro run -np 2 python examples/torch/alexnet.py
 
-61 million parameters, 244 MB of gradients in every step: more a test of communication than of arithmetic. With a picture of the
-run (time per iteration, load of each rank, images per second), on smaller images:
+61 million parameters, 244 MB of gradients in every step: more a test of communication than of arithmetic.
+With a picture of the run (time per iteration, load of each rank, images per second), on smaller images:
 
     corro run -np 2 --record alexnet.corro python examples/torch/alexnet.py --image-size 64
     corro report alexnet.corro --html alexnet.html

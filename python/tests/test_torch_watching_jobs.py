@@ -81,9 +81,11 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     script = tmp_path / "notebook.py"
     script.write_text(code)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    ran = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=200, check=False)
+    command = [sys.executable, str(script)]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert "step    0  loss" in ran.stdout and "2 ranks" in ran.stdout, ran.stdout
+    assert "step    0  loss" in ran.stdout, ran.stdout
+    assert "2 ranks" in ran.stdout, ran.stdout
     (whole,) = tmp_path.glob("*/report.html")
     assert "window.RECORDING=" in whole.read_text()
 
@@ -92,7 +94,7 @@ def test_the_python_launcher_watches(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(
         """
-import corro, json, re, sys, urllib.request
+import corro, sys
 
 def train():
     import numpy, time
@@ -112,7 +114,8 @@ print(corro.run(train, num_proc=2, page=True, record=sys.argv[1], report=sys.arg
     command = [sys.executable, str(script), str(record), str(report)]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert "[0, 1]" in ran.stdout and "corro.run: watch this job at http://127.0.0.1:" in ran.stderr, ran.stderr
+    assert "[0, 1]" in ran.stdout, ran.stdout
+    assert "corro.run: watch this job at http://127.0.0.1:" in ran.stderr, ran.stderr
     assert json.loads(record.read_text())["state"] == "done"
     assert "window.RECORDING=" in report.read_text()
 

@@ -136,8 +136,9 @@ def run(
         *_given("--network-interfaces", network_interfaces),
         *_given("--mpi-args", mpi_args),
     ]
-    flags += [*_given("--record", record), *_given("--logdir", logdir), *_asked("--page", page), *_asked("--report", report)]
-    switches = {"--watch": watch, "--disable-cache": disable_cache, "--verbose": verbose, "--gloo": use_gloo, "--mpi": use_mpi}
+    flags += [*_given("--record", record), *_given("--logdir", logdir)]
+    flags += [*_asked("--page", page), *_asked("--report", report), *_asked("--watch", watch)]
+    switches = {"--disable-cache": disable_cache, "--verbose": verbose, "--gloo": use_gloo, "--mpi": use_mpi}
     flags += [flag for flag, wanted in switches.items() if wanted]
 
     results, failure = _native.start_job(

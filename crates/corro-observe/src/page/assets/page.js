@@ -93,9 +93,9 @@
       ["step", ms(step), step ? `${fixed(1000 / step, 1)} steps/s` : "no step seen yet"],
       ["computing", percent(share("computing", 0)), "of a step, mean of ranks"],
       ["communication", percent(share("communication", 1)), ranks.some((r) => r.hidden) ? "at most; computing hides some" : "that computing does not hide"],
-      ["waiting for others", percent(share("waiting", 2)), slow && slow.last > 0.5 && ranks.length > 1 ? `mostly for rank ${slow.rank} (${percent(slow.last)} of steps)` : "nobody in particular"],
+      ["waiting for others", percent(share("waiting", 2)), slow && slow.last > 0.5 && ranks.length > 1 && share("waiting", 2) > 0.02 ? `mostly for rank ${slow.rank} (${percent(slow.last)} of steps)` : "nobody in particular"],
       ["tensors", rate == null ? bytes(Math.max(0, ...ranks.map((r) => r.bytes))) : `${bytes(rate)}/s`, "on each rank"],
-      ["CPU", cpu == null ? "–" : `${fixed(cpu / 100, 1)} cores`, used == null ? "" : `${memory(used)} memory, each rank`],
+      ["CPU", cpu == null ? "–" : `${fixed(cpu / 100, cpu < 20 ? 2 : 1)} cores`, used == null ? "" : `${memory(used)} memory, each rank`],
     ];
     if (gpu != null) list.push(["GPU", `${fixed(gpu, 0)} %`, `${memory(now("gpu_memory"))} used`]);
     $("tiles").replaceChildren(...list.map(([name, value, note]) => {
