@@ -133,6 +133,8 @@ variables! {
         "The pipe through which this process tells its launcher how it gets on: its number, device and inode. Set by the launcher if somebody watches.";
     STACKS = "CORRO_STACKS", horovod: None, default: "none", kind: Kind::Text,
         "The pipe through which this process tells its launcher where its threads are: its number, device and inode. Set by the launcher if somebody watches.";
+    REQUESTS = "CORRO_REQUESTS", horovod: None, default: "none", kind: Kind::Text,
+        "The pipe through which the launcher asks this process for its flight record: its number, device and inode. Set by the launcher if somebody watches.";
     JOB_ID = "CORRO_JOB_ID", horovod: None, default: "what the launcher around us calls the job", kind: Kind::Text,
         "Names the job where ranks meet without `corro run`. The same on all ranks, different from all other jobs of the user.";
     MEET_DIR = "CORRO_MEET_DIR", horovod: None, default: "$XDG_RUNTIME_DIR/corro on one host, ~/.corro/meet on several", kind: Kind::Text,

@@ -84,11 +84,18 @@ def run(
     max_np: int | None = None,
     *,
     env: Mapping[str, str] | None = None,
+    watch: bool = False,
+    page: bool | str = False,
+    record: str | os.PathLike[str] | None = None,
+    report: bool | str | os.PathLike[str] = False,
+    logdir: str | os.PathLike[str] | None = None,
 ) -> list[T]:
     """Calls `func(*args, **kwargs)` in `num_proc` processes and gives their results in the order of ranks.
 
     Parameters mean what the flags of the same name mean to `corro run`; `slots` is `--slots-per-host`, and `env` has
-    variables for the workers on top of this process's own. `executable` is the Python of the workers.
+    variables for the workers on top of this process's own. `executable` is the Python of the workers. `page=True` serves
+    the live page and prints its link, `record` and `logdir` name a file and a folder, `report=True` says at the end where
+    the time went: see docs/watching.md.
 
     Raises `JobFailed`, a `RuntimeError`, if a process fails, naming its rank. The exception that `func` raised there is its
     cause; a notebook shows that one only, as it looked in the worker.
@@ -129,6 +136,8 @@ def run(
         *_given("--network-interfaces", network_interfaces),
         *_given("--mpi-args", mpi_args),
     ]
+    flags += [*_given("--record", record), *_given("--logdir", logdir)]
+    flags += [*_asked("--page", page), *_asked("--report", report), *_asked("--watch", watch)]
     switches = {"--disable-cache": disable_cache, "--verbose": verbose, "--gloo": use_gloo, "--mpi": use_mpi}
     flags += [flag for flag, wanted in switches.items() if wanted]
 
@@ -156,6 +165,12 @@ def run(
 def _given(flag: str, value: Any) -> list[str]:
     # One word: a value that begins with a dash must not be taken for a flag.
     return [] if value is None else [f"{flag}={value}"]
+
+
+def _asked(flag: str, wanted: bool | str | os.PathLike[str]) -> list[str]:
+    if isinstance(wanted, bool):
+        return [flag] if wanted else []
+    return [f"{flag}={os.fspath(wanted)}"]
 
 
 def _raised_on(results: Sequence[bytes | None], rank: int | None) -> BaseException | None:

@@ -45,9 +45,13 @@ pub(crate) struct Ran<'a> {
 
 impl Ran<'_> {
     fn bytes(&self) -> u64 {
-        let of = |a: &Arc<Agreed>| a.shapes.iter().map(|s| s.bytes(a.dtype).unwrap_or(0) as u64).sum::<u64>();
-        self.agreed.iter().map(of).sum()
+        self.agreed.iter().map(|tensor| bytes_of(tensor)).sum()
     }
+}
+
+/// The bytes of a tensor.
+pub(crate) fn bytes_of(tensor: &Agreed) -> u64 {
+    tensor.shapes.iter().map(|shape| shape.bytes(tensor.dtype).unwrap_or(0) as u64).sum()
 }
 
 impl Observers {

@@ -8,6 +8,7 @@
 //! One thread, which never blocks.
 
 mod environment;
+mod log;
 pub mod message;
 mod process;
 mod terminal;
@@ -26,6 +27,7 @@ use rustix::process::{Pid, Signal, WaitOptions, wait};
 use serde_bytes::ByteBuf;
 
 pub(crate) use environment::passed_on;
+use log::OwnLog;
 use message::{Ending, Inbox, MAX_ORDER, Order, Report, Start};
 use process::Process;
 
@@ -70,6 +72,8 @@ struct Agent<'a> {
     inbox: Inbox,
     outbox: Vec<u8>,
     processes: Vec<Process>,
+    /// What it has to say itself.
+    log: OwnLog,
     started: bool,
     /// In an elastic job: how to start more processes.
     template: Option<LaunchTemplate>,
@@ -117,6 +121,7 @@ impl<'a> Agent<'a> {
             inbox: Inbox::default(),
             outbox: Vec::new(),
             processes: Vec::new(),
+            log: OwnLog::default(),
             started: false,
             template: None,
             orphaned_until: None,
@@ -174,6 +179,9 @@ impl<'a> Agent<'a> {
         self.read_ranks(room)?;
         self.reap()?;
         self.watch_the_clock()?;
+        for line in self.log.take() {
+            self.tell(&Report::Logged(line))?;
+        }
         self.flush();
         self.is_over()
     }
@@ -260,6 +268,7 @@ impl<'a> Agent<'a> {
                     self.processes.iter_mut().flat_map(|r| &mut r.pipes).for_each(|pipe| pipe.type_in(&bytes));
                 }
                 Order::Stacks => self.ask_stacks()?,
+                Order::Records => self.processes.iter().for_each(Process::ask_record),
                 Order::Launch { process, own } => self.launch(process, &own)?,
                 Order::Kill { process, grace_ms } => self.kill(process, milliseconds(grace_ms)),
                 Order::End { signal, grace_ms } => {
@@ -274,6 +283,8 @@ impl<'a> Agent<'a> {
     fn start(&mut self, order: Start) -> Result<()> {
         self.started = true;
         self.silence = order.silence_ms.map(Duration::from_millis);
+        self.log.start(&order.environment);
+        tracing::info!("starts {} processes", order.processes.len());
         let text = |bytes: &ByteBuf| OsStr::from_bytes(bytes).to_owned();
         let mut environment: Vec<(OsString, OsString)> =
             order.environment.iter().map(|(name, value)| (text(name), text(value))).collect();
@@ -481,6 +492,9 @@ impl<'a> Agent<'a> {
         if let Some(shutdown) = &mut self.shutdown
             && (shutdown.killed || now >= shutdown.kill_at)
         {
+            if !shutdown.killed && !living.is_empty() {
+                tracing::info!("kills {} processes that have not ended by themselves", living.len());
+            }
             shutdown.killed = true;
             // Again and again, since a process may have started another one in between.
             process_tree::signal_descendants(&living, Signal::KILL);

@@ -23,6 +23,7 @@ mod knobs;
 mod program;
 mod request;
 mod script;
+mod timeline;
 mod top;
 mod watching;
 
@@ -36,7 +37,11 @@ use exit::{USAGE_ERROR, complain};
 pub use program::program;
 pub use request::Plan;
 
+use watching::Watching;
+
+use crate::event::Control;
 use crate::failure::Failure;
+use crate::job::Outcome;
 use crate::output::{Output, Style};
 use crate::process_id::ProcessId;
 
@@ -60,14 +65,12 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
         "record" => jobs::record(rest),
         "page" => watching::page(rest),
         "report" => watching::report(rest),
+        "timeline" => timeline::main(rest),
         "doctor" => doctor::main(rest, agent),
-        "agent" => {
-            corro_log::init(&format!("agent on {}", corro_transport::host_name()));
-            match crate::agent::serve() {
-                Ok(code) => code as u8,
-                Err(e) => complain("corro agent", &e),
-            }
-        }
+        "agent" => match crate::agent::serve() {
+            Ok(code) => code as u8,
+            Err(e) => complain("corro agent", &e),
+        },
         "completion" => program::completion(rest),
         "--version" | "-V" | "-v" => {
             println!("corro {}", env!("CARGO_PKG_VERSION"));
@@ -91,6 +94,17 @@ pub struct Asked {
     pub output: Output,
     /// What the user should know before it starts.
     pub remarks: Vec<String>,
+    watching: Watching,
+}
+
+impl Asked {
+    /// Runs it to its end, watched as it was asked for; `ready` gets what ends it before. `name` is what speaks to the user.
+    pub fn run(mut self, name: &str, ready: impl FnOnce(Control)) -> Result<Outcome> {
+        let watched = self.watching.start(name, self.plan.job())?;
+        let outcome = self.plan.run(self.output, ready);
+        watched.end(&outcome);
+        outcome
+    }
 }
 
 /// Understands `words` (flags, and the command behind them) as `corro run` does. See [`main`] for `agent`.
@@ -99,7 +113,7 @@ pub fn understand(words: &[OsString], agent: Option<&[OsString]>) -> Result<Aske
     let matches = flags::parse("corro run", words).map_err(wrong)?;
     let request = request::understand(&matches, agent, &config::review_own())?;
     let output = output(&request)?;
-    Ok(Asked { plan: request.plan, output, remarks: request.remarks })
+    Ok(Asked { plan: request.plan, output, remarks: request.remarks, watching: request.watching })
 }
 
 fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8 {
