@@ -19,6 +19,7 @@ mod core;
 mod engine;
 mod options;
 mod primitive;
+mod process;
 mod promise;
 mod set;
 mod sets;
@@ -37,6 +38,7 @@ pub use corro_planes::{Allocate, DeviceMemory, Done, Memory, Outcome, Output, Ta
 pub use engine::Engine;
 pub use options::{Options, Tuning, Watching};
 pub use submission::{GLOBAL, Submission};
+pub use threads::expect_foreign_threads;
 pub use ticket::Ticket;
 pub use tuning::{autotune, gaussian};
 pub use watch::{clock, metrics, recorder, timeline, trace};
