@@ -203,8 +203,8 @@ def tensorflow_xla_problem() -> str | None:
     """Makes collectives known to XLA; why that is not possible, or None."""
 
 def jax_handlers(futures: int | None = None) -> tuple[Any, Any]:
-    """The functions that compiled programs call, as XLA takes them: with host memory, and with that of a GPU. `futures` is where
-    XLA has its functions for futures.
+    """The functions that compiled programs call, as XLA takes them: with host memory, and with that of a GPU. `futures` is
+    where XLA has its functions for futures.
     """
 
 def jax_failure(text: str) -> BaseException | None:

@@ -110,8 +110,8 @@ def test_a_rank_ends_what_it_has_begun(tmp_path: Path) -> None:
     assert "sum" in run_script(2, IN_FLIGHT, tmp_path)
 
 
-# At first nothing is wrong: ranks only come at different times, while one computes, sleeps, or waits for something else. Then
-# each waits in a compiled program for what the other does not run.
+# At first nothing is wrong: ranks only come at different times, while one computes, sleeps, or waits for something else.
+# Then each waits in a compiled program for what the other does not run.
 WRONG = """
 import threading, time, jax, jax.numpy as jnp, corro.jax as hvd
 try:
@@ -133,7 +133,8 @@ if not first:
     hvd.barrier()
 print("computed for", time.monotonic() - began, flush=True)
 
-# One has begun, and sleeps; what the other waits for comes afterwards. (Of a program with a loop JAX does not wait for the end.)
+# One has begun, and sleeps; what the other waits for comes afterwards. (JAX waits for small programs itself, but not for
+# those with a loop.)
 mine = slow(jnp.ones(30_000), 1) if first else None
 if first:
     time.sleep(1.5)

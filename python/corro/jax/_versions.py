@@ -110,9 +110,7 @@ def differs_along(aval: Any) -> frozenset[Any]:
     return getattr(aval, "vma", frozenset()) if axes is None else axes.varying
 
 
-def foreign_call(
-    target: str, ctx: Any, arrays: Sequence[Any], call: str, has_side_effect: bool, on_gpu: bool
-) -> Any:
+def foreign_call(target: str, ctx: Any, arrays: Sequence[Any], call: str, has_side_effect: bool, on_gpu: bool) -> Any:
     """Writes a call into a program. What it is to do is one text."""
     if on_gpu or _VERSION >= (0, 8):
         return ffi.ffi_lowering(target, has_side_effect=has_side_effect)(ctx, *arrays, call=call)

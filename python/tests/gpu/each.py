@@ -65,5 +65,8 @@ def run_all(modules: list[Any], words: list[str], hvd: Any, where: str) -> bool:
         for title in failed:
             print(f"FAILED {title}")
         verdict = "passed" if right else "FAILED"
-        print(f"python/tests/gpu: {verdict}: {passed} cases right, {len(failed)} wrong, {ranks} ranks on {where}", flush=True)
+        print(
+            f"python/tests/gpu: {verdict}: {passed} cases right, {len(failed)} wrong, {ranks} ranks on {where}",
+            flush=True,
+        )
     return right

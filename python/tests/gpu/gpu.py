@@ -22,6 +22,7 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DTYPES = [*FLOATS, *INTEGERS]
 
+
 def numbers(dtype: torch.dtype, *shape: int, rank: int | None = None) -> torch.Tensor:
     """Small whole numbers, exact in every type and in sums of many ranks; on the CPU. The same for the same rank."""
     rank = hvd.rank() if rank is None else rank

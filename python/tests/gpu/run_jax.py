@@ -3,7 +3,8 @@
 
     corro run -np 2 python3 python/tests/gpu/run_jax.py [WORD]...
 
-As `run.py` does for torch. `CORRO_TEST_DEVICE=cpu` runs the same cases without a GPU, to see whether the cases themselves are right.
+As `run.py` does for torch. `CORRO_TEST_DEVICE=cpu` runs the same cases without a GPU, to see whether the cases themselves
+are right.
 """
 
 from __future__ import annotations
