@@ -7,7 +7,7 @@
 //! | part | does |
 //! | --- | --- |
 //! | `engine`, `options`, `submission`, `ticket`, `promise` | what programs see |
-//! | `core`, `sets`, `threads` | what all process sets share; which there are, and how they end; the program's threads |
+//! | `core`, `sets`, `threads`, `process` | what all process sets share; which there are, and how they end; the program's threads, and those of others |
 //! | `set` | one process set at work |
 //! | `watch` ([`timeline`], [`trace`], [`metrics`], [`recorder`], [`clock`]) | what is written down about a job |
 //! | `tuning` ([`autotune`], [`gaussian`]) | which settings to try next; pure |
