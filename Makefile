@@ -151,6 +151,7 @@ deep: fuzz sanitize audit sdist ## longer: fuzzing, sanitizers, source packages,
 	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
 	CORRO_TEST_THOROUGH=1 python3 scripts/rust_test.py conformance
 	CORRO_TEST_THOROUGH=1 scripts/python_test tf
+	CORRO_TEST_THOROUGH=1 scripts/python_test jax
 	CORRO_TEST_SCHEDULES=300000 python3 scripts/rust_test.py /races -- --release
 	scripts/ptx --compare
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \

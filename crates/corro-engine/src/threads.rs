@@ -119,10 +119,8 @@ impl Inner {
     /// The same where threads are not known, given how the process was found to sleep. It must have done so for a while.
     fn blocked_if(&mut self, asleep: Option<Asleep>) -> Option<Blocked> {
         let before = std::mem::replace(&mut self.seen, asleep);
-        if self.seen.is_none() {
-            return None;
-        }
-        if self.seen != before {
+        let now = self.seen.as_ref()?;
+        if before.as_ref() != Some(now) {
             self.stir();
         }
         self.blocked()
