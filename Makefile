@@ -155,6 +155,7 @@ deep: fuzz sanitize audit sdist ## longer: fuzzing, sanitizers, source packages,
 	CORRO_TEST_THOROUGH=1 python3 scripts/rust_test.py conformance
 	python3 scripts/rust_test.py --report target/rust-tests-slow.xml --ignored slow_jobs
 	CORRO_TEST_THOROUGH=1 scripts/python_test tf
+	CORRO_TEST_THOROUGH=1 scripts/python_test jax
 	CORRO_TEST_SCHEDULES=300000 python3 scripts/rust_test.py /races -- --release
 	scripts/ptx --compare
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \

@@ -12,8 +12,8 @@ use corro_core::{Error, Result};
 use libloading::Library;
 use libloading::os::unix::{Library as Loaded, RTLD_LAZY, RTLD_LOCAL};
 
-use corro_core::functions::{function_table, why};
 use crate::sys::{Handle, RawDevice, SUCCESS, Uuid};
+use corro_core::functions::{function_table, why};
 
 /// What a GPU does at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
