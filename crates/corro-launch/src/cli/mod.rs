@@ -63,7 +63,7 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
         "doctor" => doctor::main(rest, agent),
         "agent" => {
             corro_log::init(&format!("agent on {}", corro_transport::host_name()));
-            match crate::agent::serve() {
+            match crate::agent::Home::understand(rest).and_then(crate::agent::serve) {
                 Ok(code) => code as u8,
                 Err(e) => complain("corro agent", &e),
             }
