@@ -24,7 +24,7 @@ REPORTS = target/rust-tests.xml target/pytest-new.xml target/pytest-tf.xml targe
 # The wheel of the tests: for this machine, of the same build as the other tests.
 TEST_WHEEL = CORRO_GLIBC=here CORRO_PROFILE=dev scripts/wheel
 
-.PHONY: help demo test check lint audit unit python fuzz gen wheel sdist wheel-aarch64 aarch64 docs versions gpu bench bench-gpu flaky sanitize deep clean
+.PHONY: help demo test check lint audit unit python fuzz gen wheel sdist wheel-aarch64 aarch64 docs versions homes gpu bench bench-gpu flaky sanitize deep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -84,6 +84,10 @@ sdist: ## both source packages, into dist/; checks that they have everything, an
 
 fuzz: ## every decoder fed with new inputs, for FUZZ_SECONDS each
 	fuzz/run $(FUZZ_SECONDS)
+
+homes: ## engines of other people's that jobs run in: Spark (needs Java 17)
+	$(TEST_WHEEL)
+	scripts/python_test spark
 
 flaky: ## all tests RUNS times beside four busy processes: how often what fails; WHAT="rust torch tensorflow"
 	python3 scripts/flaky.py --runs $(RUNS) $(WHAT)
