@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +60,7 @@ def run_job(context: Any, wanted: Wanted) -> list[Any]:
     spark = SparkJob(context, wanted.tasks, Place(addresses, seconds), key, wanted.is_elastic, woken.set)
     with listener:
         launcher = _LauncherProcess(wanted, key, listener, woken)
+    launcher.addresses = ", ".join(f"{host}:{port}" for host, port in addresses)
     try:
         spark.start()
         ended = _follow(context, wanted, spark, launcher, seconds)
@@ -80,7 +80,8 @@ def _follow(context: Any, wanted: Wanted, spark: SparkJob, launcher: _LauncherPr
         if not launcher.ready and time.monotonic() > deadline:
             raise TimeoutException(
                 f"{wanted.name}: Spark has not started {wanted.fewest} tasks within {seconds:g} s; {slots(context)}. "
-                "Give a smaller num_proc, wait for other stages and applications to end, or raise start_timeout. "
+                "Give a smaller num_proc, wait for other stages and applications to end, or raise start_timeout. If a stage "
+                f"of this job holds slots, its tasks can't reach the driver at {launcher.addresses}: open it to executors. "
                 f"Timeout after {seconds:g} seconds."
             )
         if spark.over.is_set() and not told:
@@ -116,6 +117,7 @@ class _LauncherProcess:
     def __init__(self, wanted: Wanted, key: bytes, listener: socket.socket, woken: threading.Event) -> None:
         self.woken = woken
         self.ready = False
+        self.addresses = ""
         self.ended: Ended | None = None
         ours, theirs = socket.socketpair()
         os.set_inheritable(listener.fileno(), True)
@@ -130,13 +132,14 @@ class _LauncherProcess:
             start_new_session=True,  # Ctrl-C is the driver's to deal with
         )
         theirs.close()
-        self._connection = Connection(ours.detach())
+        self._socket = ours
+        self._connection = Connection(os.dup(ours.fileno()))
         self._connection.send(_request(wanted, key, listener))
         self._writers = [
             threading.Thread(target=_copy, args=(stream, sink), daemon=True)
             for stream, sink in (
-                (self._process.stdout, wanted.stdout or sys.stdout),
-                (self._process.stderr, wanted.stderr or sys.stderr),
+                (self._process.stdout, sys.stdout if wanted.stdout is None else wanted.stdout),
+                (self._process.stderr, sys.stderr if wanted.stderr is None else wanted.stderr),
             )
         ]
         for thread in (*self._writers, threading.Thread(target=self._listen, daemon=True)):
@@ -159,13 +162,15 @@ class _LauncherProcess:
             self.ended = Ended(failure=("the launcher's process was ended", None))
         except Exception as error:
             self.ended = Ended(failure=(f"the launcher's answer can't be read: {error}", None))
+        self._connection.close()
         self.woken.set()
 
     def end(self) -> bool:
         """Ends the job if it runs. Whether it had come to its end by itself."""
         finished = self.ended is not None
-        if not finished:
-            self._process.send_signal(signal.SIGINT)
+        # Nobody is there to work for: it ends what it has started, and says so.
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
         try:
             self._process.wait(_ENDING_SECONDS)
         except subprocess.TimeoutExpired:
@@ -173,7 +178,7 @@ class _LauncherProcess:
             self._process.wait()
         for thread in self._writers:
             thread.join(_ENDING_SECONDS)
-        self._connection.close()
+        self._socket.close()
         return finished
 
 

@@ -37,6 +37,7 @@ class _Launcher:
         self._board = Switchboard(listener, request.key, self._on_change)
         self._hosts_file = self._board.folder() / "hosts"
         self._ranks: dict[str, int] = {}
+        self._board.start()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def run(self) -> Ended:
@@ -86,12 +87,9 @@ class _Launcher:
     def _on_change(self) -> None:
         if self._request.is_elastic:
             hosts = "".join(f"{task.address}:1\n" for task in self._board.tasks())
-            new = self._hosts_file.with_suffix(f".{threading.get_ident()}")
-            try:
-                new.write_text(hosts, encoding="utf-8")
-                new.replace(self._hosts_file)  # at once: nobody reads half of it
-            except OSError:
-                pass  # the job is over, and the folder gone
+            new = self._hosts_file.with_suffix(".new")
+            new.write_text(hosts, encoding="utf-8")
+            new.replace(self._hosts_file)  # at once: nobody reads half of it
         self._woken.set()
 
     def _listen(self) -> None:

@@ -65,12 +65,14 @@ class _Awaited:
 
 
 class Switchboard:
-    """Listens until closed. `changed` is called, in any thread, whenever a task has come or is gone."""
+    """Listens from `start` to `close`. `changed` is called, in any thread, whenever a task has come or is gone."""
 
     def __init__(self, listener: socket.socket, key: bytes, changed: Callable[[], None]) -> None:
         self._key = key
         self._changed = changed
         self._lock = threading.Lock()
+        # Held while somebody is told of a change, so that nobody is once all is over.
+        self._telling = threading.Lock()
         self._tasks: dict[int, Task] = {}
         self._lost: list[Task] = []
         self._machines: dict[str, str] = {}
@@ -82,7 +84,10 @@ class Switchboard:
         self._relays.bind(os.path.join(self._folder.name, "relays"))
         self._relays.listen(1024)
         self._listener = listener
-        for server, serve in ((listener, self._greet), (self._relays, self._join)):
+
+    def start(self) -> None:
+        """From now on tasks are let in, and `changed` is called."""
+        for server, serve in ((self._listener, self._greet), (self._relays, self._join)):
             _thread(self._accept, server, serve)
 
     def tasks(self) -> list[Task]:
@@ -109,7 +114,7 @@ class Switchboard:
 
     def close(self) -> None:
         """Tells all tasks to end, and takes no more."""
-        with self._lock:
+        with self._telling, self._lock:
             self._closing = True
             tasks = list(self._tasks.values())
         for task in tasks:
@@ -157,8 +162,13 @@ class Switchboard:
             self._tasks[task.index] = task
         if before is not None:
             before.channel.close()
-        self._changed()
+        self._tell()
         return task
+
+    def _tell(self) -> None:
+        with self._telling:
+            if not self._closing:
+                self._changed()
 
     def _machine(self, name: str, digest: str) -> str:
         """A name for a machine, or a container: another one of the same name gets a number behind it."""
@@ -182,7 +192,7 @@ class Switchboard:
                 del self._tasks[task.index]
                 if not task.ended:
                     self._lost.append(task)
-        self._changed()
+        self._tell()
 
     # Relays and agents.
 

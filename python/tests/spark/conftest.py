@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,8 +43,19 @@ def session(master: str, **more: str) -> Any:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def application() -> Iterator[Any]:
     """Three executors with a slot each, as processes of their own."""
     made = session("local-cluster[3,1,1024]")
     yield made
     made.stop()
+
+
+@pytest.fixture
+def spark(application: Any) -> Any:
+    """The same, with all executors: Spark may still be replacing one that a test has killed."""
+    scala = application.sparkContext._jsc.sc()
+    until = time.monotonic() + 200
+    while scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()) < 3:
+        assert time.monotonic() < until, "Spark has not started three executors"
+        time.sleep(0.1)
+    return application

@@ -99,10 +99,12 @@ def train_elastically(folder: str, steps: int, killed_at: int | None, full_size:
     state = ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, step=0)
 
     def train(state: Any) -> tuple[int, int, int]:
-        while state.step < steps or hvd.size() < full_size:
+        together = 0  # steps that all ranks have taken since they met
+        while state.step < steps or together < 3:
             total = hvd.allreduce(np.ones(1), op=hvd.Sum, name="step")
             assert total[0] == hvd.size()
             state.step += 1
+            together += hvd.size() == full_size
             state.commit()
             with Path(folder, f"rank.{os.getpid()}").open("a", encoding="utf-8") as log:
                 log.write(f"{time.time()} {state.step} {hvd.rank()} {hvd.size()} {hvd.local_rank()}\n")
