@@ -149,7 +149,7 @@ def test_a_lost_executor_is_named_soon(spark: Any, tmp_path: Path) -> None:
     assert took < 30
 
 
-def test_wrong_arguments_are_refused_before_anything_starts(spark: Any) -> None:
+def test_wrong_arguments_are_refused_before_anything_starts(application: Any) -> None:
     with pytest.raises(ValueError, match="both given"):
         corro.spark.run(functions.add_up, use_gloo=True, use_mpi=True)
     with pytest.raises(ValueError, match="num_proc is 0"):
