@@ -10,7 +10,8 @@ import spark_functions as functions
 
 import corro.spark
 
-pytestmark = pytest.mark.timeout(400)
+# Most of it is the start of an executor, which takes minutes on a machine that is busy.
+pytestmark = pytest.mark.timeout(900)
 
 
 def steps(folder: Path) -> list[tuple[float, int, int, int, int]]:

@@ -17,7 +17,7 @@ import corro.spark
 from corro.runner import JobFailed
 from corro.runner.common.util.timeout import TimeoutException
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_results_come_by_rank_from_executors_of_their_own(spark: Any) -> None:
