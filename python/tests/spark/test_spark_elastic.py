@@ -32,7 +32,8 @@ def test_a_lost_executor_is_replaced_and_no_step_is_lost(spark: Any, tmp_path: P
     # Those that were left have gone on by themselves, from where they were.
     alone = [row for row in steps(tmp_path) if row[3] == 2]
     before = [row for row in steps(tmp_path) if row[0] < alone[0][0]]
-    assert alone[0][1] == before[-1][1] + 1
+    # A commit that learns of a change is interrupted after it has saved, and before the step is noted down.
+    assert alone[0][1] - before[-1][1] in (1, 2)
     again = [row for row in steps(tmp_path) if row[0] > alone[0][0] and row[3] == 3]
     assert {row[4] for row in again} == {0, 1, 2}
     print(f"the others went on {alone[0][0] - killed:.1f} s after the executor was killed")
