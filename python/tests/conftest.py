@@ -15,13 +15,18 @@ FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 WITHOUT_FRAMEWORK = ["*test_alone.py", "*test_rules.py", "*/test_jobs.py", "*test_elastic*.py"]
 
 collect_ignore_glob = {
-    "torch": ["*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_mxnet*.py"],
-    "tensorflow": ["*test_torch*.py", "*test_jax*.py", "*test_mxnet*.py", *WITHOUT_FRAMEWORK],
-    "jax": ["*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_mxnet*.py", *WITHOUT_FRAMEWORK],
-    "mxnet": [
-        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_typing.py"),
+    "torch": ["*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_mxnet*.py", "*test_spark*.py"],
+    "tensorflow": ["*test_torch*.py", "*test_jax*.py", "*test_mxnet*.py", "*/spark/*", *WITHOUT_FRAMEWORK],
+    "jax": [
+        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_mxnet*.py", "*/spark/*"),
         *WITHOUT_FRAMEWORK,
     ],
+    "mxnet": [
+        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_typing.py"),
+        *("*/spark/*", *WITHOUT_FRAMEWORK),
+    ],
+    # Only its own folder is run.
+    "spark": [],
 }[FRAMEWORK]
 
 

@@ -157,6 +157,12 @@ variables! {
         "Seconds for which the processes of an elastic job go on when their launcher is gone, before they are ended.";
     START_TIMEOUT = "CORRO_START_TIMEOUT", horovod: Some("HOROVOD_START_TIMEOUT"), default: "30", kind: Kind::Seconds,
         "Seconds within which the launcher must have reached every host.";
+    SPARK_START_TIMEOUT = "CORRO_SPARK_START_TIMEOUT", horovod: Some("HOROVOD_SPARK_START_TIMEOUT"), default: "600", kind: Kind::Seconds,
+        "Seconds within which Spark must have started all tasks of `corro.spark.run`.";
+    SPARK_DEVICES = "CORRO_SPARK_DEVICES", horovod: None, default: "none", kind: Kind::Text,
+        "The GPUs that Spark has given to this rank's task, with commas between them. Set by `corro.spark`.";
+    SPARK_USE_LOCAL_RANK_GPU_INDEX = "CORRO_SPARK_USE_LOCAL_RANK_GPU_INDEX", horovod: Some("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX"), default: "0", kind: Kind::Flag,
+        "1: estimators on Spark take the GPU of their local rank, and not the one that Spark has given to their task.";
     REMOTE_CORRO = "CORRO_REMOTE_CORRO", horovod: None, default: "the path of the one that is running", kind: Kind::Text,
         "The `corro` program on the other hosts.";
     REMOTE_SHELL = "CORRO_REMOTE_SHELL", horovod: None, default: "ssh", kind: Kind::Text,
@@ -316,6 +322,7 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
     ),
     ("the user, for libraries", &["OMP_NUM_THREADS", "NCCL_HOSTID"]),
     ("Kubernetes", &["JOB_COMPLETION_INDEX"]),
+    ("Databricks", &["DATABRICKS_RUNTIME_VERSION"]),
     ("TensorFlow and Keras users", &["KERAS_BACKEND", "TF_USE_LEGACY_KERAS"]),
     (
         "Kubeflow's Trainer",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -18,37 +17,9 @@ import cloudpickle
 
 from corro import _native
 from corro._command import program
-from corro.runner._notes import IN_THE_WORKER
+from corro.runner._results import JobFailed, interpret
 
 __all__ = ["JobFailed", "run"]
-
-
-class JobFailed(RuntimeError):
-    """A process of `corro.run` has failed. `rank` is which; what was raised there, if it could be sent, is `__cause__`.
-
-    Example:
-        >>> import corro
-        >>> from corro.runner import JobFailed
-        >>> def train():
-        ...     raise ValueError("no data")
-        >>> try:
-        ...     corro.run(train, num_proc=1)
-        ... except JobFailed as failure:
-        ...     print(failure.rank, repr(failure.__cause__))
-        0 ValueError('no data')
-    """
-
-    def __init__(self, text: str, rank: int | None = None) -> None:
-        super().__init__(text)
-        self.rank = rank
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of two tracebacks, of which one leads through this module only."""
-        lines = []
-        if self.__cause__ is not None:
-            lines += [f"Traceback of rank {self.rank} (most recent call last):", *_worker_traceback(self.__cause__)]
-            lines += [_summary(self.__cause__), ""]
-        return [*lines, f"{type(self).__name__}: {self}"]
 
 
 T = TypeVar("T")
@@ -150,16 +121,7 @@ def run(
             "variables": _variables(env or {}),
         }
     )
-    if failure is not None:
-        text, rank = failure
-        culprit = _raised_on(results, rank)
-        if culprit is not None:
-            # What the worker wrote last (the indented lines) is that exception, which is shown in full.
-            first, *rest = text.split("\n")
-            kept = [line for line in rest if not line.startswith("    ")]
-            text = "\n".join([f"{first} ({_summary(culprit)})", *kept])
-        raise JobFailed(f"corro.run failed: {text}", rank) from culprit
-    return [cloudpickle.loads(result)[0] if result is not None else None for result in results]
+    return interpret(results, failure, "corro.run")
 
 
 def _given(flag: str, value: Any) -> list[str]:
@@ -171,25 +133,6 @@ def _asked(flag: str, wanted: bool | str | os.PathLike[str]) -> list[str]:
     if isinstance(wanted, bool):
         return [flag] if wanted else []
     return [f"{flag}={os.fspath(wanted)}"]
-
-
-def _raised_on(results: Sequence[bytes | None], rank: int | None) -> BaseException | None:
-    """What `func` raised in the rank that failed first, if it could be sent."""
-    given = results[rank] if rank is not None and rank < len(results) else None
-    if given is None:
-        return None
-    _, error = cloudpickle.loads(given)
-    return error
-
-
-def _worker_traceback(error: BaseException) -> list[str]:
-    """The frames that `corro.runner.worker` has noted down, which cannot travel by themselves."""
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(IN_THE_WORKER)]
-    return notes[0].splitlines()[1:] if notes else []
-
-
-def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(type(error), error)).splitlines()[0]
 
 
 def _variables(env: Mapping[str, str]) -> list[tuple[str, str]]:

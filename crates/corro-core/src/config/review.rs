@@ -16,8 +16,6 @@ pub static WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("HOROVOD_MPI_THREADS_DISABLE", "Corro does not use MPI"),
     ("HOROVOD_ADASUM_MPI_CHUNK_SIZE", "Corro does not use MPI"),
     ("HOROVOD_CCL_CACHE", "Corro does not use oneCCL"),
-    ("HOROVOD_SPARK_START_TIMEOUT", "Corro has no Spark runner"),
-    ("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", "Corro has no Spark runner"),
 ];
 
 /// Names that are none of our knobs and not worth a word. The launcher sets the first for scripts that look at them; the

@@ -67,7 +67,7 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
         "report" => watching::report(rest),
         "timeline" => timeline::main(rest),
         "doctor" => doctor::main(rest, agent),
-        "agent" => match crate::agent::serve() {
+        "agent" => match crate::agent::Home::understand(rest).and_then(crate::agent::serve) {
             Ok(code) => code as u8,
             Err(e) => complain("corro agent", &e),
         },
