@@ -53,7 +53,9 @@ fn main() {
         story.tick(now);
         // What a page asks for once a second, and files take.
         let since = Instant::now();
-        let part = View::of(&story, now, Since { row: Some(now.saturating_sub(1000)), lines: u64::MAX, events: u64::MAX }).json();
+        let part =
+            View::of(&story, now, Since { row: Some(now.saturating_sub(1000)), lines: u64::MAX, events: u64::MAX })
+                .json();
         looked += since.elapsed().as_secs_f64();
         story.training.take();
         assert!(!part.is_empty());

@@ -20,12 +20,12 @@ pub struct FakeGpu {
     pub nvml: PathBuf,
 }
 
-const DRIVER: &str = r#"
+const DRIVER: &str = r"
 int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = 10 + ordinal; return 0; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = device == 11; return 0; }
 int cuDeviceGetUuid(char *uuid, int device) { for (int i = 0; i < 16; i++) uuid[i] = device; return 0; }
-"#;
+";
 
 const NVML: &str = r#"
 #include <string.h>
