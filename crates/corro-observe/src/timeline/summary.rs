@@ -101,10 +101,13 @@ fn more(page: &mut String, count: usize) {
     }
 }
 
+/// What was done, with which tensor, for the how-manieth time.
+type Turn<'a> = (&'a str, &'a str, u64);
+
 /// How much later than the first rank each began what all of them did, in the mean. Zero where rows are no ranks.
 fn lateness(trace: &Trace) -> Vec<f64> {
     let mut times: HashMap<(u32, &str, &str), u64> = HashMap::new();
-    let mut groups: HashMap<(&str, &str, u64), Vec<(u32, f64)>> = HashMap::new();
+    let mut groups: HashMap<Turn<'_>, Vec<(u32, f64)>> = HashMap::new();
     for span in trace.spans.iter().filter(|span| span.depth == 0 && !span.tensor.is_empty()) {
         // The n-th time on one rank is the n-th on all others.
         let time = times.entry((span.row, &span.what, &span.tensor)).or_default();
