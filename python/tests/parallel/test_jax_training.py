@@ -286,4 +286,4 @@ def test_grain_gives_each_rank_its_own_part():
     loader = grain.DataLoader(data_source=range(4 * n + 1), sampler=sampler, worker_count=0)
     parts = hvd.allgather_object([int(element) for element in loader])
     assert [len(part) for part in parts] == [4] * n
-    assert len(set(sum(parts, []))) == 4 * n
+    assert len({element for part in parts for element in part}) == 4 * n
