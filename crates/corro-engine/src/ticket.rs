@@ -75,8 +75,7 @@ impl Ticket {
     /// other tickets.
     pub fn on_done(self, act: impl FnOnce(Result<Outcome>) + Send + 'static) {
         let set = self.set;
-        set.flies();
-        let call = set.core.threads.call(set.id, self.promise.address());
+        let call = set.flies(&self.promise);
         self.promise.watch(Box::new(move |outcome| {
             set.has_landed();
             set.looked();

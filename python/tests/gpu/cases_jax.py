@@ -98,8 +98,8 @@ def test_broadcast(dtype):
 
 
 def test_the_order_of_the_stream_is_kept():
-    # What goes in is computed late, and what comes out is overwritten soon: a call that does not wait for the stream, or which
-    # the stream does not wait for, has other numbers.
+    # What goes in is computed late, and what comes out is overwritten soon: a call that does not wait for the stream, or
+    # that the stream does not wait for, has other numbers.
     size, rank = hvd.size(), hvd.rank()
 
     @jax.jit

@@ -41,7 +41,7 @@ pub(crate) struct ProcessSet {
     pub(crate) id: u32,
     pub(crate) members: Vec<Rank>,
     pub(super) serial: u64,
-    pub(crate) core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     /// Has the state and the lane, and says who does the set's work.
     pub(super) hand_over: HandOver<Self>,
     /// Wakes the watcher.
