@@ -13,7 +13,9 @@ LIBRARY = r"""
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-struct attributes { uint16_t version, size; uint32_t category; int32_t kinds[4]; uint64_t payload; int32_t type; const char *text; };
+struct attributes {
+    uint16_t version, size; uint32_t category; int32_t kinds[4]; uint64_t payload; int32_t type; const char *text;
+};
 static uint64_t last;
 static void note(const char *what, void *domain, uint64_t id, const char *text) {
     char path[4096];
