@@ -61,10 +61,10 @@ def test_a_profiler_sees_operations_and_what_they_do(tmp_path: Path) -> None:
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
     heard = ranges(tmp_path, NVTX_INJECTION64_PATH="a profiler")
     begun = [(domain, text) for what, domain, _, text in heard if what == "start" and "weights" in text]
-    assert begun.count(("HorovodOps", "ALLREDUCE weights")) == 3, heard
-    assert begun.count(("HorovodTimeline", "NEGOTIATE_ALLREDUCE weights")) == 3, heard
-    assert begun.count(("HorovodTimeline", "ALLREDUCE weights")) == 3, heard
-    assert begun.count(("HorovodTimelineActivities", "CORRO_ALLREDUCE weights (host)")) == 3, heard
+    assert begun.count(("HorovodOps", "ALLREDUCE allreduce.weights")) == 3, heard
+    assert begun.count(("HorovodTimeline", "NEGOTIATE_ALLREDUCE allreduce.weights")) == 3, heard
+    assert begun.count(("HorovodTimeline", "ALLREDUCE allreduce.weights")) == 3, heard
+    assert begun.count(("HorovodTimelineActivities", "CORRO_ALLREDUCE allreduce.weights (host)")) == 3, heard
     started = {number for what, _, number, _ in heard if what == "start"}
     ended = {number for what, _, number, _ in heard if what == "end"}
     assert started == ended, "what begins ends"

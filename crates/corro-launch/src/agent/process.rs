@@ -167,6 +167,18 @@ impl<T: DeserializeOwned, const LONGEST: usize> Inlet<T, LONGEST> {
     }
 }
 
+fn failed(code: i32, cause: String) -> NotStarted {
+    NotStarted { code, cause }
+}
+
+fn no_program(program: &str, error: &std::io::Error) -> NotStarted {
+    match error.kind() {
+        ErrorKind::NotFound => failed(127, format!("the command {program:?} was not found")),
+        ErrorKind::PermissionDenied => failed(126, format!("the command {program:?} may not be run: {error}")),
+        _ => failed(126, format!("the command {program:?} could not be started: {error}")),
+    }
+}
+
 /// Starts one rank.
 pub(super) fn start(
     order: &Start,
@@ -175,7 +187,6 @@ pub(super) fn start(
     own: &[(String, String)],
 ) -> Result<Process, NotStarted> {
     let directory = Path::new(OsStr::from_bytes(&order.directory));
-    let failed = |code, cause: String| NotStarted { code, cause };
     if !directory.is_dir() {
         let cause =
             format!("there is no directory {} here: start the job from one that every host has", directory.display());
@@ -212,14 +223,7 @@ pub(super) fn start(
         }
     };
     prepare(&mut command, kept);
-    let mut child = command.spawn().map_err(|e| {
-        let program = String::from_utf8_lossy(program);
-        match e.kind() {
-            ErrorKind::NotFound => failed(127, format!("the command {program:?} was not found")),
-            ErrorKind::PermissionDenied => failed(126, format!("the command {program:?} may not be run: {e}")),
-            _ => failed(126, format!("the command {program:?} could not be started: {e}")),
-        }
-    })?;
+    let mut child = command.spawn().map_err(|e| no_program(&String::from_utf8_lossy(program), &e))?;
     let mut pipes = [Pipe::Out(child.stdout.take()), Pipe::Error(child.stderr.take())];
     if terminal.is_some() {
         pipes[0] = Pipe::Terminal(terminal);

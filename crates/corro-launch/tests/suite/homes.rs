@@ -1,5 +1,6 @@
 //! In the homes of other programs: `make homes` fetches those and runs this.
 
+use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -11,7 +12,10 @@ use crate::support::{Folder, HANG_LIMIT, Running, corro, example, wait_until};
 
 /// Asks Prometheus what an expression gives.
 fn query(port: u16, expression: &str) -> Option<Value> {
-    let encoded: String = expression.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let mut encoded = String::new();
+    for byte in expression.bytes() {
+        let _ = write!(encoded, "%{byte:02x}");
+    }
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     // So old that it does not answer in pieces.
     stream.write_all(format!("GET /api/v1/query?query={encoded} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;

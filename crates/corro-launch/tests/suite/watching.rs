@@ -232,8 +232,8 @@ fn the_load_of_gpus_is_on_the_page_in_top_and_in_the_metrics() {
         ("gpu_memory_used_bytes", fake_gpu::USED),
         ("gpu_memory_bytes", fake_gpu::MEMORY),
     ] {
-        let line = format!("corro_job_{name}{{rank=\"1\",host=\"localhost\"}} {value}\n");
-        assert!(metrics.contains(&line), "{line} in {metrics}");
+        let wanted = format!("corro_job_{name}{{rank=\"1\",host=\"localhost\"}} {value}\n");
+        assert!(metrics.contains(&wanted), "{wanted} in {metrics}");
     }
     let top = about(&folder, &["top"]);
     assert!(top.contains(&format!("{} %", fake_gpu::LOAD)) && top.contains("5120 MiB"), "{top}");
