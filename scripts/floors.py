@@ -14,6 +14,7 @@ FLOORS = {
     "corro-log": 1,
     "corro-observe": 1,
     "corro-mpi": 2,
+    "corro-compress": 2,
     "corro-transport": 2,
     "corro-collectives": 3,
     "corro-agreement": 3,

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`dtype`] | the element types |
 //! | [`reduce_op`] | Sum, Average, Min, Max, Product, Adasum |
+//! | [`compression`] | how an allreduce sends fewer bytes, as data |
 //! | [`shape`] | dimensions, and how rows are dealt to ranks |
 //! | [`ids`] | ranks, groups |
 //! | [`error`] | one error type, sorted by what the caller can do |
@@ -21,6 +22,7 @@
 pub mod blocks;
 pub mod buffer;
 pub mod codec;
+pub mod compression;
 pub mod config;
 pub mod deadline;
 pub mod departure;
@@ -32,6 +34,7 @@ pub mod reduce_op;
 pub mod shape;
 
 pub use buffer::Buffer;
+pub use compression::Compression;
 pub use deadline::Deadline;
 pub use departure::{Departure, Exception, Reason, Statement};
 pub use dtype::DType;

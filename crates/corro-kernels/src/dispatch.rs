@@ -14,7 +14,7 @@ use crate::instantiate::Kernels;
 /// An instruction set this machine has. Programs use the functions of the crate, which take the best one; tests and
 /// benches compare all of them.
 #[derive(Clone, Copy)]
-pub struct InstructionSet(&'static Kernels);
+pub struct InstructionSet(pub(crate) &'static Kernels);
 
 impl InstructionSet {
     /// All that this machine can run, the best first. The last one is always "scalar".

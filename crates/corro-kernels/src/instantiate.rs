@@ -5,6 +5,8 @@
 
 use corro_core::{DType, ReduceOp};
 
+use crate::compact::Compact;
+
 /// The kernels of one instruction set. All of them need the instruction set, and pointers good for `count` elements.
 pub(crate) struct Kernels {
     pub(crate) name: &'static str,
@@ -12,6 +14,7 @@ pub(crate) struct Kernels {
     pub(crate) cast: unsafe fn(DType, DType, *const u8, *mut u8, usize),
     pub(crate) dot_and_norms: unsafe fn(DType, *const u8, *const u8, usize) -> [f64; 3],
     pub(crate) combine: unsafe fn(DType, *mut u8, f64, *const u8, f64, usize),
+    pub(crate) compact: &'static Compact,
 }
 
 /// Runs `$body` with `$E` standing for the element type of `$dtype`; 16-bit floats convert by `$f16` and `$bf16`.
@@ -60,7 +63,9 @@ macro_rules! kernels_for {
     (name: $name:literal, attributes: [$($attribute:meta)?], f16: $f16:ty, bf16: $bf16:ty) => {
         /// The kernels of this instruction set. Calling one on a machine that lacks it is undefined behaviour.
         pub(crate) static KERNELS: $crate::instantiate::Kernels =
-            $crate::instantiate::Kernels { name: $name, reduce, cast, dot_and_norms, combine };
+            $crate::instantiate::Kernels { name: $name, reduce, cast, dot_and_norms, combine, compact: &COMPACT };
+
+        $crate::compact::compact_for!(attributes: [$($attribute)?]);
 
         unsafe fn reduce(
             op: ReduceOp,

@@ -1,4 +1,4 @@
-//! Reduce, scale and cast over plain bytes with a [`DType`], using the widest instructions the machine has.
+//! Reduce, scale, cast and compress over plain bytes with a [`DType`], using the widest instructions the machine has.
 //!
 //! Floor 1 of Corro: `corro-collectives` calls it for every byte that is combined on a host. It owns the arithmetic of
 //! all dtypes and the choice of instruction set. It never starts a thread, never does I/O, never allocates (except for
@@ -28,6 +28,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod cast;
+mod compact;
+mod compacting;
 mod dispatch;
 mod element;
 mod float16;
@@ -40,6 +42,7 @@ mod stream;
 
 use corro_core::{DType, ReduceOp};
 
+pub use compact::{Into, Levels, Noise, Rest};
 pub use dispatch::InstructionSet;
 pub use stream::stream;
 
