@@ -23,6 +23,7 @@ mod knobs;
 mod program;
 mod request;
 mod script;
+mod signals;
 mod timeline;
 mod top;
 mod watching;
@@ -208,34 +209,5 @@ fn is_same_place(stdout: &std::io::Stdout, stderr: &std::io::Stderr) -> bool {
     match (rustix::fs::fstat(stdout), rustix::fs::fstat(stderr)) {
         (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
         _ => false,
-    }
-}
-
-/// Signals to the launcher, passed on to the job by a thread of their own.
-mod signals {
-    use corro_core::{Error, Result};
-    use nix::sys::signal::{SigSet, Signal};
-
-    use crate::event::Control;
-
-    /// Keeps signals for [`pass_on`]. Before any thread is started, since threads inherit this.
-    pub(super) fn block() -> Result<SigSet> {
-        let mut set = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            set.add(signal);
-        }
-        set.thread_block().map_err(|e| Error::io("setting up signals", e))?;
-        Ok(set)
-    }
-
-    pub(super) fn pass_on(set: SigSet, control: Control) {
-        let wait = move || {
-            while let Ok(signal) = set.wait() {
-                control.interrupt(signal as i32);
-            }
-        };
-        if let Err(e) = std::thread::Builder::new().name("corro-signals".into()).spawn(wait) {
-            eprintln!("corro: signals can't be handled: {e}");
-        }
     }
 }

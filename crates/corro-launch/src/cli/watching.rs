@@ -12,8 +12,10 @@ use corro_observe::page::{self, Page, Source};
 use corro_observe::view::Since;
 use corro_observe::watcher::Files;
 use corro_observe::{Watcher, recording, report as reports};
+use nix::sys::signal::SigSet;
 
 use super::exit::{self, complain, tell};
+use super::signals;
 use crate::job::{Job, Outcome};
 
 /// How a job is to be watched.
@@ -174,7 +176,9 @@ pub(super) fn page(words: &[OsString]) -> u8 {
         Ok(matches) => matches,
         Err(e) => return exit::show(&e),
     };
-    let served = || -> Result<Page> {
+    let served = || -> Result<(Page, SigSet)> {
+        // Also where a shell started this in its background, and had it ignore Ctrl-C.
+        let interrupts = signals::block()?;
         let address = match matches.get_one::<String>("listen") {
             Some(word) => page::parse_address(word)?,
             None => page::default_address(),
@@ -182,15 +186,14 @@ pub(super) fn page(words: &[OsString]) -> u8 {
         let files = matches.get_many::<String>("file").unwrap_or_default();
         let read = |file: &String| Ok((file.clone(), recording::read(Path::new(file))?.0));
         let recordings = files.map(read).collect::<Result<Vec<_>>>()?;
-        page::serve(address, Source::Files(Arc::new(recordings)))
+        Ok((page::serve(address, Source::Files(Arc::new(recordings)))?, interrupts))
     };
     match served() {
-        Ok(page) => {
+        Ok((page, interrupts)) => {
             println!("{}", page.url);
             tell("corro page: open this link; Ctrl-C ends it");
-            loop {
-                std::thread::park();
-            }
+            let _ = interrupts.wait();
+            0
         }
         Err(e) => complain("corro page", &e),
     }
