@@ -16,14 +16,14 @@ WITHOUT_FRAMEWORK = ["*test_alone.py", "*test_rules.py", "*/test_jobs.py", "*tes
 
 collect_ignore_glob = {
     "torch": ["*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_mxnet*.py", "*test_spark*.py"],
-    "tensorflow": ["*test_torch*.py", "*test_jax*.py", "*test_mxnet*.py", "*/spark/*", *WITHOUT_FRAMEWORK],
+    "tensorflow": ["*test_torch*.py", "*test_jax*.py", "*test_mxnet*.py", "*spark/*", *WITHOUT_FRAMEWORK],
     "jax": [
-        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_mxnet*.py", "*/spark/*"),
+        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_mxnet*.py", "*spark/*"),
         *WITHOUT_FRAMEWORK,
     ],
     "mxnet": [
         *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_typing.py"),
-        *("*/spark/*", *WITHOUT_FRAMEWORK),
+        *("*spark/*", *WITHOUT_FRAMEWORK),
     ],
     # Only its own folder is run.
     "spark": [],
