@@ -31,6 +31,7 @@ def who_am_i() -> None:
         assert_type(enabled, bool)
     hvd.start_timeline("timeline.json")
     hvd.log(step=1, loss=0.25)
+    tf_hvd.log(step=1, loss=0.25)
     hvd.stop_timeline()
     hvd.shutdown()
 
