@@ -1,0 +1,61 @@
+"""Saving and loading of estimators and models, as stages of a `Pipeline` are saved: a folder, written by Spark.
+
+Models, losses and functions are Python's own objects, so they are pickled. Load only what you trust, as with any pickle.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import cloudpickle
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+
+__all__ = ["Saved"]
+
+
+class Saved(MLReadable, MLWritable):
+    """Whatever has parameters, which are all it has to keep."""
+
+    def write(self) -> MLWriter:
+        return _Writer(self)
+
+    @classmethod
+    def read(cls) -> MLReader:
+        return _Reader(cls)
+
+    def __reduce__(self) -> Any:
+        return _made, (type(self), self.uid, _values(self))  # type: ignore[attr-defined]
+
+
+def _values(instance: Any) -> dict[str, Any]:
+    return {param.name: value for param, value in instance._paramMap.items()}
+
+
+def _made(cls: type, uid: str, values: dict[str, Any]) -> Any:
+    instance = cls()
+    instance._resetUid(uid)
+    instance._set(**values)
+    return instance
+
+
+class _Writer(MLWriter):
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:  # noqa: N802
+        content = base64.b64encode(cloudpickle.dumps(_values(self._instance))).decode()
+        extra = {"corro": content}
+        DefaultParamsWriter.saveMetadata(self._instance, path, self.sparkSession, extraMetadata=extra, paramMap={})
+
+
+class _Reader(MLReader):
+    def __init__(self, cls: type) -> None:
+        super().__init__()
+        self._cls = cls
+
+    def load(self, path: str) -> Any:
+        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        values = cloudpickle.loads(base64.b64decode(metadata["corro"]))
+        return _made(self._cls, metadata["uid"], values)

@@ -1,0 +1,153 @@
+"""Training a model of Keras' on Spark, and predicting with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from corro.spark.common._training import Training, as_input, unpacked_arrays
+from corro.spark.common.estimator import HorovodEstimator, HorovodModel
+from corro.spark.common.params import with_params
+from corro.spark.keras._serial import as_config, from_config, model_bytes, model_of
+from corro.spark.keras._training import train
+
+__all__ = ["KerasEstimator", "KerasModel"]
+
+_CUSTOM = {"custom_objects": ("classes and functions that Keras does not know by itself, by name", {})}
+
+
+@with_params(
+    {
+        **_CUSTOM,
+        "checkpoint_callback": ("a ModelCheckpoint of your own, whose files go to the run's folder in the store", None),
+        "backend_env": ("variables for the training processes", {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}),
+    }
+)
+class KerasEstimator(HorovodEstimator):
+    """Trains a Keras model on the processes of `corro.spark.run`, each with its share of a DataFrame's rows.
+
+    Keras 3 on any of its backends: processes use that of the driver. `optimizer` and `loss` are what `compile` takes, or
+    those that the model was compiled with; the learning rate is multiplied by the number of processes while it trains.
+    `callbacks` are Keras'. The model has an input for each of `feature_cols` and an output for each of `label_cols`.
+
+    Example:
+        >>> import keras
+        >>> from corro.spark.common.store import Store
+        >>> from corro.spark.keras import KerasEstimator
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> estimator = KerasEstimator(
+        ...     model=model, optimizer=keras.optimizers.SGD(0.1), loss="mse", store=Store.create("/tmp/corro-store"),
+        ...     feature_cols=["x"], label_cols=["y"], batch_size=16, epochs=4,
+        ... )
+        >>> model = estimator.fit(df)  # doctest: +SKIP
+        >>> model.transform(df).select("y__output")  # doctest: +SKIP
+    """
+
+    _prefix = "keras"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        self._given(kwargs)
+
+    def _check(self) -> None:
+        super()._check()
+        for name in ("optimizer", "loss"):
+            if self._compiled(name) is None:
+                raise ValueError(f"KerasEstimator needs {name}: give it, or compile the model with it.")
+        model = self._ask("model")
+        for count, columns, kind in (
+            (len(model.inputs or ()), self._ask("feature_cols"), "inputs"),
+            (len(model.outputs or ()), self._ask("label_cols"), "outputs"),
+        ):
+            if count and count != len(columns):
+                raise ValueError(
+                    f"the model has {count} {kind}, and there are {len(columns)} columns for them: {columns}."
+                )
+
+    def _compiled(self, name: str) -> Any:
+        """A parameter, or what the model was compiled with."""
+        given = self._ask(name)
+        return given if given is not None else getattr(self._ask("model"), name, None)
+
+    def _compile_arguments(self) -> dict[str, Any]:
+        import keras
+
+        weights, labels = self._ask("loss_weights"), self._ask("label_cols")
+        return {
+            "optimizer": as_config(keras.optimizers.get(self._compiled("optimizer"))),
+            "loss": as_config(self._compiled("loss")),
+            "metrics": as_config(self._ask("metrics")),
+            # Keras adds losses up as they are, if nothing is said.
+            "loss_weights": None if weights is None or len(labels) == 1 else self._weights(),
+        }
+
+    def _options(self) -> dict[str, Any]:
+        return {**super()._options(), "input_shapes": _input_shapes(self._ask("model"))}
+
+    def _env(self) -> dict[str, str]:
+        import keras
+
+        return {"KERAS_BACKEND": keras.backend.backend(), **(self._ask("backend_env") or {})}
+
+    def _training(self, training: Training) -> Callable[[], Any]:
+        return partial(train, training, model_bytes(self._ask("model")), self._compile_arguments())
+
+    def _model(self, training: Training, result: Any) -> KerasModel:
+        weights, history = result
+        known = self._ask("custom_objects")
+        model = model_of(model_bytes(self._ask("model")), known)
+        model.set_weights(unpacked_arrays(weights)[0])
+        # With the learning rate of one process, as it was given.
+        model.compile(**from_config(self._compile_arguments(), known))
+        return KerasModel(
+            model=model,
+            history=history,
+            run_id=training.run_id,
+            feature_cols=self._ask("feature_cols"),
+            label_columns=self._ask("label_cols"),
+            custom_objects=known,
+        )
+
+
+@with_params(_CUSTOM)
+class KerasModel(HorovodModel):
+    """What `KerasEstimator` has trained: `getModel()` is the Keras model itself.
+
+    Example:
+        >>> import keras
+        >>> from corro.spark.keras import KerasModel
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> KerasModel(model=model, feature_cols=["x"], label_columns=["y"]).getLabelColumns()
+        ['y']
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        self._given(kwargs)
+
+    def _widths(self) -> Sequence[int | None]:
+        outputs = self._ask("model").outputs
+        sizes = [math.prod(int(length) for length in output.shape[1:]) for output in outputs]
+        return [None if size == 1 else size for size in sizes]
+
+    def _predictor(self) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
+        import keras
+
+        model, names = self._ask("model"), self._ask("feature_cols")
+        shapes = _input_shapes(model) or [None] * len(names)
+
+        def predict(columns: Mapping[str, Any]) -> Sequence[Any]:
+            given = [as_input(columns[name], shape) for name, shape in zip(names, shapes, strict=True)]
+            outputs = model(given[0] if len(given) == 1 else given, training=False)
+            listed = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+            return [keras.ops.convert_to_numpy(output) for output in listed]
+
+        return predict
+
+
+def _input_shapes(model: Any) -> list[list[int] | None] | None:
+    """What each input wants, as far as the model knows before it has seen any."""
+    shapes = [list(given.shape[1:]) for given in model.inputs or ()]
+    return [None if None in shape else [-1, *shape] for shape in shapes] or None
