@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corro_core::{Deadline, Error};
 use corro_transport::Broken;
@@ -30,6 +30,8 @@ const QUEUE: usize = 64;
 const LOOK: Duration = Duration::from_millis(5);
 /// The longest sleep of a thread that has nothing to do.
 const SLEEP: Duration = Duration::from_secs(1);
+/// How long the last words of a client may take to be on their way.
+const GOODBYE: Duration = Duration::from_secs(10);
 
 /// What a server tells Python: which connection, what happened (`came`, `said`, `gone`), and what was said.
 type Told = (ConnectionId, &'static str, Option<Py<PyBytes>>);
@@ -55,7 +57,7 @@ impl MessageServer {
         let opened = outside(py, || {
             Ok(messages::MessageServer::open("corro.spark", address, &secret, true, MOST + ENVELOPE, hear))
         })?;
-        let server = opened.map_err(broken)?;
+        let server = opened.map_err(|error| broken(&error))?;
         let address = server.address();
         Ok(Self { server: Mutex::new(Some(server)), heard: Mutex::new(heard), closing, address })
     }
@@ -131,14 +133,14 @@ impl MessageClient {
     /// Connects to the first of some addresses at which somebody knows the key; `ConnectionError` after so many seconds.
     #[new]
     fn new(py: Python<'_>, addresses: Vec<(String, u16)>, key: &[u8], seconds: f64) -> PyResult<Self> {
-        let places = addresses.iter().map(|(host, port)| socket_address(host, *port)).collect::<PyResult<Vec<_>>>()?;
+        let places = addresses.into_iter().map(|(host, port)| socket_address(&host, port)).collect::<PyResult<Vec<_>>>()?;
         let (secret, limit) = (secret(key)?, duration(seconds)?);
         let opened = outside(py, || {
             let limit = Deadline::after(limit);
             Ok(messages::MessageClient::connect("corro.spark at the driver", &places, &secret, true, limit)
                 .and_then(|client| Ok((client, Waker::new()?))))
         })?;
-        let (client, waker) = opened.map_err(broken)?;
+        let (client, waker) = opened.map_err(|error| broken(&error))?;
         let address = client.address();
         let (orders, to_say) = sync_channel(QUEUE);
         let (hears, heard) = sync_channel(QUEUE);
@@ -147,7 +149,7 @@ impl MessageClient {
         std::thread::Builder::new()
             .name("corro-spark".into())
             .spawn(move || talk.run())
-            .map_err(|e| broken(Error::io("starting a thread for messages", e)))?;
+            .map_err(|e| broken(&Error::io("starting a thread for messages", e)))?;
         Ok(Self { orders: Mutex::new(Some(orders)), heard: Mutex::new(heard), closing, waker, address })
     }
 
@@ -205,6 +207,7 @@ struct Talk {
 
 impl Talk {
     fn run(mut self) {
+        let mut last_said = None;
         loop {
             self.waker.silence();
             let more = match self.speak() {
@@ -215,8 +218,11 @@ impl Talk {
                 Ok(messages) => messages.into_iter().for_each(|message| self.pass_on(Ok(message))),
                 Err(broken) => return self.pass_on(Err(broken)),
             }
-            if !more && !self.client.is_sending() {
-                return;
+            if !more {
+                let since: &mut Instant = last_said.get_or_insert_with(Instant::now);
+                if !self.client.is_sending() || since.elapsed() > GOODBYE {
+                    return;
+                }
             }
             if self.client.wait(self.waker.as_fd(), SLEEP).is_err() {
                 return;
@@ -263,7 +269,7 @@ fn check_length(message: &[u8]) -> PyResult<()> {
     Err(PyValueError::new_err(format!("a message of {} bytes; {MOST} are the most.", message.len())))
 }
 
-fn broken(error: Error) -> PyErr {
+fn broken(error: &Error) -> PyErr {
     PyConnectionError::new_err(error.to_string())
 }
 

@@ -24,6 +24,15 @@ def ancestors() -> list[tuple[int, str]]:
     return found
 
 
+def task_began() -> float:
+    """When Spark's worker for this rank's task began: it is what has started the agent above this process."""
+    above = ancestors()
+    worker = above[next(at for at, (_, name) in enumerate(above) if name == "corro") + 1][0]
+    ticks = int(Path(f"/proc/{worker}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[19])
+    uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+
+
 def kill_executor() -> None:
     """The Java process in which this rank's task runs, as a machine that fails would end it."""
     os.kill(next(pid for pid, name in ancestors() if name == "java"), signal.SIGKILL)
@@ -97,6 +106,7 @@ def train_elastically(folder: str, steps: int, killed_at: int | None, full_size:
 
     hvd.init()
     state = ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, step=0)
+    Path(folder, f"began.{os.getpid()}").write_text(str(task_began()), encoding="utf-8")
 
     def train(state: Any) -> tuple[int, int, int]:
         together = 0  # steps that all ranks have taken since they met

@@ -9,18 +9,23 @@ from __future__ import annotations
 import secrets
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from corro.spark.common.store import FilesystemStore
+from corro.spark.common.util import check_validation
 
 __all__ = ["Prepared", "prepare"]
 
 # A row group is what is read at once: large enough to be read fast, small enough for many to be mixed.
 _GROUP_BYTES = 8 << 20
 _GROUP_ROWS = 16_384
+# How long what executors have written may take to be seen by the driver.
+_SEEN_SECONDS = 30.0
 
 # What was prepared in this process, by what it was made of: fitting the same rows again writes nothing.
 _known: dict[Any, Prepared] = {}
@@ -46,7 +51,7 @@ def prepare(
 ) -> Prepared:
     """Writes the columns of a DataFrame. `validation` is a share of the rows, chosen at random, or a column that says it."""
     _check_columns(frame, columns)
-    held_out = _checked_validation(frame, validation)
+    held_out = _held_out(frame, validation)
     key = (frame.semanticHash(), tuple(columns), validation, store.prefix_path, seed)
     with _lock:
         known = _known.get(key)
@@ -64,16 +69,10 @@ def _check_columns(frame: Any, columns: Sequence[str]) -> None:
         raise ValueError(f"the DataFrame has no column {', '.join(missing)}; it has {there}.")
 
 
-def _checked_validation(frame: Any, validation: float | str | None) -> float | str | None:
-    if validation is None or validation == 0:
-        return None
-    if isinstance(validation, str):
-        if validation not in frame.columns:
-            raise ValueError(f"validation names the column {validation!r}, which the DataFrame does not have.")
-        return validation
-    if isinstance(validation, bool) or not isinstance(validation, (int, float)) or not 0 <= validation < 1:
-        raise ValueError(f"validation is {validation!r}: give a share of the rows in [0, 1), or the name of a column.")
-    return float(validation)
+def _held_out(frame: Any, validation: float | str | None) -> float | str | None:
+    """What chooses the rows to validate with, if anything does."""
+    check_validation(validation, frame)
+    return validation or None
 
 
 def _write(
@@ -90,7 +89,9 @@ def _write(
     if chosen.rdd.getNumPartitions() > partitions:
         chosen = chosen.coalesce(partitions)
     write = _writer(store, train, val, held_out, seed)
-    written = chosen.mapInArrow(write, "path string, rows long, validation boolean").collect()
+    with _described(frame, f"corro: rows of an estimator to {train}"):
+        written = chosen.mapInArrow(write, "path string, rows long, validation boolean").collect()
+    _wait_until_seen(store, (train, val), {row.path for row in written})
     for folder in (train, val):
         _keep_only(store, folder, {row.path for row in written})
     rows = [sum(row.rows for row in written if row.validation == wanted) for wanted in (False, True)]
@@ -99,6 +100,20 @@ def _write(
     if held_out is not None and not rows[1]:
         raise ValueError(f"there are no rows to validate with: validation={held_out!r} chooses none.")
     return Prepared(idx, *rows)
+
+
+@contextmanager
+def _described(frame: Any, text: str) -> Iterator[None]:
+    """What Spark's pages say of the jobs inside, unless the user has said something himself."""
+    context = frame.sparkSession.sparkContext
+    own = context.getLocalProperty("spark.job.description")
+    if own is None:
+        context.setJobDescription(text)
+    try:
+        yield
+    finally:
+        if own is None:
+            context.setLocalProperty("spark.job.description", None)
 
 
 def _free_number(store: FilesystemStore) -> int:
@@ -125,6 +140,19 @@ def _plain(frame: Any, columns: Sequence[str]) -> Any:
             for name in dict.fromkeys(columns)
         ]
     )
+
+
+def _wait_until_seen(store: FilesystemStore, folders: Sequence[str], names: set[str]) -> None:
+    """What executors have written must be there for the driver, too; mounted folders may take a moment."""
+    until = time.monotonic() + _SEEN_SECONDS
+    while missing := names - {path for folder in folders for path in store.files(folder)}:
+        if time.monotonic() > until:
+            raise ValueError(
+                f"executors have written {len(names)} files to {folders[0]}, and the driver does not see {len(missing)} of "
+                "them: the store must be a place that the driver and all executors share (a mounted folder, HDFS, an "
+                "object store)."
+            )
+        time.sleep(0.1)
 
 
 def _keep_only(store: FilesystemStore, folder: str, names: set[str]) -> None:

@@ -25,18 +25,33 @@ class Saved(MLReadable, MLWritable):
         return _Reader(cls)
 
     def __reduce__(self) -> Any:
-        return _made, (type(self), self.uid, _values(self))  # type: ignore[attr-defined]
+        return _made, (type(self), self.uid, self._packed(_values(self)))  # type: ignore[attr-defined]
+
+    def __copy__(self) -> Any:
+        return _with_values(type(self), self.uid, _values(self))  # type: ignore[attr-defined]
+
+    def _packed(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Values that can be pickled; `_unpacked` makes them what they were."""
+        return values
+
+    @classmethod
+    def _unpacked(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return values
 
 
 def _values(instance: Any) -> dict[str, Any]:
     return {param.name: value for param, value in instance._paramMap.items()}
 
 
-def _made(cls: type, uid: str, values: dict[str, Any]) -> Any:
-    instance = cls()
+def _with_values(cls: type, uid: str, values: dict[str, Any]) -> Any:
+    instance: Any = cls()
     instance._resetUid(uid)
     instance._set(**values)
     return instance
+
+
+def _made(cls: Any, uid: str, values: dict[str, Any]) -> Any:
+    return _with_values(cls, uid, cls._unpacked(values))
 
 
 class _Writer(MLWriter):
@@ -45,7 +60,7 @@ class _Writer(MLWriter):
         self._instance = instance
 
     def saveImpl(self, path: str) -> None:  # noqa: N802
-        content = base64.b64encode(cloudpickle.dumps(_values(self._instance))).decode()
+        content = base64.b64encode(cloudpickle.dumps(self._instance._packed(_values(self._instance)))).decode()
         extra = {"corro": content}
         DefaultParamsWriter.saveMetadata(self._instance, path, self.sparkSession, extraMetadata=extra, paramMap={})
 

@@ -18,6 +18,7 @@ from corro.spark.common._saving import Saved
 from corro.spark.common._training import Training
 from corro.spark.common.backend import Backend, SparkBackend
 from corro.spark.common.params import EstimatorParams, ModelParams
+from corro.spark.common.util import to_list
 
 __all__ = ["HorovodEstimator", "HorovodModel"]
 
@@ -66,17 +67,12 @@ class HorovodEstimator(Estimator, EstimatorParams, Saved):
 
     def _losses(self) -> list[Any]:
         """One for each label."""
-        made = self._ask("loss_constructors")
-        given = [make() for make in _listed(made)] if made is not None else self._ask("loss")
+        made, given = self._ask("loss_constructors"), self._ask("loss")
+        if made is not None:
+            given = [make() for make in (made if isinstance(made, (list, tuple)) else [made])]
         if given is None:
             raise ValueError(f"{type(self).__name__} needs a loss.")
-        losses = _listed(given)
-        labels = self._ask("label_cols")
-        if len(losses) == 1:
-            losses = losses * len(labels)
-        if len(losses) != len(labels):
-            raise ValueError(f"there are {len(labels)} labels and {len(losses)} losses: give one, or one for each.")
-        return losses
+        return to_list(given, len(self._ask("label_cols")))
 
     def _backend(self) -> Backend:
         return self._ask("backend") or SparkBackend(self._ask("num_proc"), verbose=int(self._ask("verbose")))
@@ -137,9 +133,8 @@ class HorovodModel(Model, ModelParams, Saved):
             predictor = make()
             for frame in frames:
                 pieces = [frame.iloc[at : at + rows] for at in range(0, len(frame), rows)]
-                yield pd.concat(
-                    [_as_frame(predictor(_arrays(piece)), widths) for piece in pieces] or [_as_frame((), ())]
-                )
+                parts = [_as_frame(predictor(_arrays(piece)), widths) for piece in pieces]
+                yield pd.concat(parts) if parts else pd.DataFrame({f"c{at}": [] for at in range(len(widths))})
 
         # Spark learns from them what is given and taken. As text they would be looked up where pandas is not imported.
         predict.__annotations__ = {"frames": typing.Iterator[pd.DataFrame], "return": typing.Iterator[pd.DataFrame]}
@@ -150,10 +145,6 @@ class HorovodModel(Model, ModelParams, Saved):
             is_vector = isinstance(kinds.get(label), VectorUDT) and widths[at] is not None
             whole = whole.withColumn(name, array_to_vector(column) if is_vector else column)
         return whole.drop("__corro__")
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _arrays(frame: Any) -> dict[str, Any]:

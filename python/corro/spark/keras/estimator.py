@@ -127,6 +127,15 @@ class KerasModel(HorovodModel):
         super().__init__()
         self._given(kwargs)
 
+    def _packed(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {**values, "model": model_bytes(values["model"])} if "model" in values else values
+
+    @classmethod
+    def _unpacked(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if "model" not in values:
+            return values
+        return {**values, "model": model_of(values["model"], values.get("custom_objects"))}
+
     def _widths(self) -> Sequence[int | None]:
         outputs = self._ask("model").outputs
         sizes = [math.prod(int(length) for length in output.shape[1:]) for output in outputs]

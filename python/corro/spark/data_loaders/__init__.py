@@ -1,0 +1,1 @@
+"""Loaders of PyTorch tensors over a reader of batches."""
