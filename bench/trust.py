@@ -72,7 +72,10 @@ def main() -> None:
             for way in list(ways)[1:]:
                 ratios = sorted(a / b for a, b in zip(usual, times[way], strict=True))
                 low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
-                print(f"    {way}: {statistics.median(ratios):.4f} (half of {len(ratios)} pairs: {low:.3f} to {high:.3f})", flush=True)
+                print(
+                    f"    {way}: {statistics.median(ratios):.4f} (half of {len(ratios)} pairs: {low:.3f} to {high:.3f})",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

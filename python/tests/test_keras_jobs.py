@@ -58,7 +58,9 @@ def test_keras_2() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("size", "backend"), [(2, QUICKEST), *([(4, QUICKEST), (2, BACKENDS[-1])] if THOROUGH else [])])
+@pytest.mark.parametrize(
+    ("size", "backend"), [(2, QUICKEST), *([(4, QUICKEST), (2, BACKENDS[-1])] if THOROUGH else [])]
+)
 def test_digits_are_learned(size: int, backend: str) -> None:
     """As well as by one rank, which reaches 97 to 98 %."""
     text = run(size, backend, str(ROOT / "examples" / "keras" / "digits.py"))
