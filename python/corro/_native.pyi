@@ -31,42 +31,6 @@ class Output:
     def __dlpack__(self, *, stream: Any = None, **ignored: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-class MessageServer:
-    """Takes connections, over TLS, of those who know the key. Messages have a mebibyte at most.
-
-    Whoever does not take what has come (`next`) makes the other side wait.
-    """
-
-    def __init__(self, host: str, key: bytes) -> None: ...
-    @property
-    def port(self) -> int: ...
-    def next(self, seconds: float) -> tuple[int, str, bytes | None] | None:
-        """The next thing that happens to a connection: it `came`, `said` something, is `gone` for a reason."""
-
-    def tell(self, connection: int, message: bytes) -> None:
-        """One that is gone hears nothing."""
-
-    def end(self, connection: int) -> None: ...
-    def close(self) -> None:
-        """Ends all connections, after what they were told is on its way."""
-
-class MessageClient:
-    """A connection to a `MessageServer`: the first of some addresses at which somebody knows the key."""
-
-    def __init__(self, addresses: Sequence[tuple[str, int]], key: bytes, seconds: float) -> None: ...
-    @property
-    def host(self) -> str:
-        """Where the server is."""
-
-    def say(self, message: bytes) -> None:
-        """Waits while too much is on its way already; `ConnectionError` if the connection is closed."""
-
-    def hear(self, seconds: float) -> bytes | None:
-        """What comes next, if something does in that time; `ConnectionError` once the server is gone."""
-
-    def close(self) -> None:
-        """After what was said is on its way."""
-
 def takes_gpu_memory() -> bool:
     """Whether tensors on GPUs can be handed over where they are: there is a driver and a GPU."""
 

@@ -18,7 +18,6 @@
 //! | `output` | results in memory that the engine has allocated |
 //! | `large_pages` | large tensors in fresh memory |
 //! | `settings` | knobs that Python code asks for |
-//! | `messages` | messages to and from the tasks of a job on Spark |
 //! | `starter` | starting jobs, for `corro.runner` |
 //! | `watching` | what those who watch the job are told |
 //! | `tensorflow` | TensorFlow's operations |
@@ -32,7 +31,6 @@ mod handles;
 mod jax;
 mod job;
 mod large_pages;
-mod messages;
 mod names;
 mod objects;
 mod ops;
@@ -65,8 +63,6 @@ mod _native {
         local_rank, local_size, metrics, process_set, rank, remove_process_set, reserve_process_set, shutdown, size,
         start_timeline, stop_timeline,
     };
-    #[pymodule_export]
-    use crate::messages::{MessageClient, MessageServer};
     #[pymodule_export]
     use crate::objects::{check_object, object_call, object_proof};
     #[pymodule_export]

@@ -309,8 +309,6 @@ pub struct MessageClient {
     address: SocketAddr,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// Whether the stream itself holds bytes that it could not send yet.
-    holds: bool,
 }
 
 impl MessageClient {
@@ -340,8 +338,7 @@ impl MessageClient {
             let address = first.address;
             match first.complete(&limit) {
                 Ok(socket) => {
-                    let (stream, input, output) = (socket.into_stream(), Vec::new(), Vec::new());
-                    return Ok(Self { stream, address, input, output, holds: false });
+                    return Ok(Self { stream: socket.into_stream(), address, input: Vec::new(), output: Vec::new() });
                 }
                 Err(tried) if deadline.passed() => return Err(failed(&[tried])),
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
@@ -390,14 +387,9 @@ impl MessageClient {
         }
     }
 
-    /// Whether something that was said still waits to be sent.
-    pub fn is_sending(&self) -> bool {
-        self.holds || !self.output.is_empty()
-    }
-
     /// Sleeps until something has come, `also` is readable, or `timeout` is over.
     pub fn wait(&self, also: BorrowedFd<'_>, timeout: Duration) -> Result<()> {
-        let interest = if self.is_sending() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let interest = if self.output.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
         let mut fds =
             [PollFd::from_borrowed_fd(self.stream.fd(), interest), PollFd::from_borrowed_fd(also, PollFlags::IN)];
         wait(&mut fds, Some(timeout))
@@ -411,8 +403,7 @@ impl MessageClient {
             }
             self.output.drain(..count);
         }
-        self.holds = !self.stream.try_flush()?;
-        Ok(())
+        self.stream.try_flush().map(drop)
     }
 }
 

@@ -1,178 +1,195 @@
-"""Connections between the launcher of a job on Spark and its tasks, over which whole messages go both ways.
+"""A connection between the launcher of a job on Spark and its tasks: both prove that they know the job's key, and nobody on
+the way can read, change, repeat or drop a message unnoticed.
 
-Underneath is the transport that ranks have, with its TLS: both sides prove that they know the job's key, and nobody on the
-way can read, change, repeat or drop a message unnoticed. Here messages become calls that wait. A task answers each message
-with an empty one, so that the launcher never has more than a few on their way to it: what a rank is given may be large.
+    client  ->  magic, client nonce
+    client  <-  server nonce, HMAC(key, "server", nonces)
+    client  ->  HMAC(key, "client", nonces)
+
+Then messages, each as its length, its bytes under a keystream, and a MAC over its number and those bytes (encrypt, then
+authenticate). Keys are derived from the job's key and both nonces, two for each direction, so they are fresh for each
+connection; the keystream of a message is SHAKE-256 of its key and the message's number, which is never used twice. Only the
+standard library is needed, since tasks run where nothing but Corro and Spark is installed.
 """
 
 from __future__ import annotations
 
-import queue
+import hashlib
+import hmac
+import os
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
-from corro import _native
+__all__ = ["MOST", "Channel", "accept", "connect", "keep_alive"]
 
-__all__ = ["MOST", "Channel", "Server", "connect"]
-
+_MAGIC = b"corro-spark-1\n"
+_NONCE = 32
+_TAG = 32
+_HEAD = struct.Struct(">I")
+_NUMBER = struct.Struct(">Q")
 # The longest message. Whoever has more to say cuts it.
 MOST = 1 << 20
-# How many messages may be on their way to a task.
-_WINDOW = 32
-# How often a thread that waits looks whether its connection was closed here.
-_LOOK_SECONDS = 0.5
-# How long one attempt to reach the driver may take; its name may have got another address by the next.
-_ATTEMPT_SECONDS = 20.0
+# Whoever connects must have proved himself by then.
+_HANDSHAKE_SECONDS = 10.0
 
 
-class Channel(Protocol):
+class Channel:
     """Messages both ways. One thread may send while another receives; several may send."""
+
+    def __init__(self, connection: socket.socket, secret: bytes, is_client: bool) -> None:
+        self._socket = connection
+        ours, theirs = (b"client", b"server") if is_client else (b"server", b"client")
+        self._out = _Direction(secret, ours)
+        self._in = _Direction(secret, theirs)
+        self._sending = threading.Lock()
 
     def send(self, message: bytes) -> None:
         """Waits until it is on its way; `OSError` if the connection is broken."""
+        if len(message) > MOST:
+            raise ValueError(f"a message of {len(message)} bytes; {MOST} are the most.")
+        with self._sending:
+            body = self._out.seal(message)
+            self._socket.sendall(_HEAD.pack(len(message)) + body)
 
     def receive(self) -> bytes | None:
-        """The next message; None when the other side is gone, or the channel was closed here."""
+        """The next message; None when the other side is gone. `OSError` if what came is not what was sent."""
+        head = _read(self._socket, _HEAD.size)
+        if head is None:
+            return None
+        (length,) = _HEAD.unpack(head)
+        if length > MOST:
+            raise OSError(f"a message of {length} bytes was announced; {MOST} are the most.")
+        body = _read(self._socket, length + _TAG)
+        return None if body is None else self._in.open(body)
+
+    def peer(self) -> str:
+        """The address of the other side."""
+        return str(self._socket.getpeername()[0])
 
     def close(self) -> None:
         """Wakes whoever waits in `receive`, here and at the other side."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
 
-class _TasksEnd:
-    """A task's end."""
+class _Direction:
+    """One way through a channel: its keys, and how many messages have gone it."""
 
-    def __init__(self, client: _native.MessageClient) -> None:
-        self._client = client
-        self._closed = False
+    def __init__(self, secret: bytes, name: bytes) -> None:
+        self._stream = hmac.digest(secret, b"stream " + name, "sha256")
+        self._mac = hmac.digest(secret, b"mac " + name, "sha256")
+        self._count = 0
 
-    def send(self, message: bytes) -> None:
-        self._client.say(message)
+    def seal(self, message: bytes) -> bytes:
+        hidden = self._mask(message)
+        return hidden + self._next_tag(hidden)
 
-    def receive(self) -> bytes | None:
-        with suppress(ConnectionError):
-            while not self._closed:
-                message = self._client.hear(_LOOK_SECONDS)
-                if message is not None:
-                    self._client.say(b"")
-                    return message
-        return None
+    def open(self, body: bytes) -> bytes:
+        hidden, tag = body[:-_TAG], body[-_TAG:]
+        message = self._mask(hidden)
+        if not hmac.compare_digest(self._next_tag(hidden), tag):
+            raise OSError("a message was changed on its way: somebody is between the driver and this task.")
+        return message
 
-    def close(self) -> None:
-        self._closed = True
-        self._client.close()
+    def _mask(self, text: bytes) -> bytes:
+        stream = hashlib.shake_256(self._stream + _NUMBER.pack(self._count)).digest(len(text))
+        both = int.from_bytes(text, "little") ^ int.from_bytes(stream, "little")
+        return both.to_bytes(len(text), "little")
 
-    def peer(self) -> str:
-        """The driver's address, as this task has reached it."""
-        return self._client.host
-
-
-class _LaunchersEnd:
-    """The launcher's end of the connection `number`."""
-
-    def __init__(self, server: _native.MessageServer, number: int) -> None:
-        self._server = server
-        self._number = number
-        self._arrived: queue.Queue[bytes | None] = queue.Queue(maxsize=_WINDOW)
-        self._room = threading.Semaphore(_WINDOW)
-        self._over = threading.Event()
-
-    def send(self, message: bytes) -> None:
-        while not self._room.acquire(timeout=_LOOK_SECONDS):
-            if self._over.is_set():
-                break
-        if self._over.is_set():
-            raise ConnectionError("the task is gone")
-        self._server.tell(self._number, message)
-
-    def receive(self) -> bytes | None:
-        while True:
-            try:
-                return self._arrived.get(timeout=_LOOK_SECONDS)
-            except queue.Empty:
-                if self._over.is_set():
-                    return None
-
-    def close(self) -> None:
-        self._over.set()
-        self._server.end(self._number)
-
-    def take(self, message: bytes) -> None:
-        """What has come. Waits while too much of it is left: then the task waits, too."""
-        if not message:
-            self._room.release()
-            return
-        while not self._over.is_set():
-            try:
-                self._arrived.put(message, timeout=_LOOK_SECONDS)
-            except queue.Full:
-                continue
-            return
-
-    def lose(self) -> None:
-        """The other side is gone. What has come before is still received."""
-        self._over.set()
-        with suppress(queue.Full):
-            self._arrived.put_nowait(None)
+    def _next_tag(self, hidden: bytes) -> bytes:
+        tag = hmac.digest(self._mac, _NUMBER.pack(self._count) + hidden, "sha256")
+        self._count += 1
+        return tag
 
 
-class Server:
-    """The launcher's side: `serve` is called, in a thread of its own, with each channel of somebody who knows the key."""
-
-    def __init__(self, host: str, key: bytes, serve: Callable[[Channel], None]) -> None:
-        self._server = _native.MessageServer(host, key)
-        self.port = self._server.port
-        self._serve = serve
-        self._closed = False
-
-    def start(self) -> None:
-        threading.Thread(target=self._run, daemon=True, name="corro-spark").start()
-
-    def _run(self) -> None:
-        channels: dict[int, _LaunchersEnd] = {}
-        while not self._closed:
-            event = self._server.next(_LOOK_SECONDS)
-            if event is None:
-                continue
-            number, what, message = event
-            if what == "came":
-                channels[number] = _LaunchersEnd(self._server, number)
-                threading.Thread(target=self._serve, args=(channels[number],), daemon=True, name="corro-spark").start()
-            elif what == "gone":
-                channels.pop(number).lose()
-            elif message is not None:
-                channels[number].take(message)
-
-    def close(self) -> None:
-        """Ends all connections, after what was sent is on its way."""
-        self._closed = True
-        self._server.close()
-
-
-def connect(addresses: Sequence[tuple[str, int]], key: bytes, deadline: float) -> _TasksEnd:
+def connect(addresses: Sequence[tuple[str, int]], key: bytes, deadline: float) -> Channel:
     """To the first of the addresses where somebody knows the key. `deadline` is a `time.monotonic()`."""
-    reason = "there was no time to try"
-    while (left := deadline - time.monotonic()) > 0:
-        found, unknown = _look_up(addresses)
-        try:
-            return _TasksEnd(_native.MessageClient(found, key, min(left, _ATTEMPT_SECONDS)))
-        except ConnectionError as error:
-            reason = "; ".join([str(error), *unknown])
-        time.sleep(max(0.0, min(0.2, deadline - time.monotonic())))
-    raise OSError(f"the driver can't be reached from {socket.gethostname()}: {reason}.")
+    reasons: dict[str, str] = {}
+    pause = 0.05
+    while True:
+        for host, port in addresses:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                told = "; ".join(f"{where}: {why}" for where, why in reasons.items()) or "there was no time to try"
+                raise OSError(f"the driver can't be reached from {socket.gethostname()}: {told}.")
+            try:
+                return _prove(socket.create_connection((host, port), timeout=min(left, _HANDSHAKE_SECONDS)), key)
+            except OSError as error:
+                # The first reason says most: who has refused us may not answer a second time.
+                reasons.setdefault(f"{host}:{port}", str(error))
+        time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+        pause = min(2 * pause, 1.0)
 
 
-def _look_up(addresses: Sequence[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[str]]:
-    """Numbers in place of names, and which names nobody knows here."""
-    found: dict[tuple[str, int], None] = {}
-    unknown = []
-    for host, port in addresses:
+def _prove(connection: socket.socket, key: bytes) -> Channel:
+    try:
+        nonce = os.urandom(_NONCE)
+        connection.sendall(_MAGIC + nonce)
+        answer = _read(connection, _NONCE + _TAG)
+        if answer is None:
+            raise OSError("it closed the connection")
+        nonces = nonce + answer[:_NONCE]
+        if not hmac.compare_digest(_proof(key, b"server", nonces), answer[_NONCE:]):
+            raise OSError("whoever answers there does not know this job's key")
+        connection.sendall(_proof(key, b"client", nonces))
+        return _channel(connection, key, nonces, is_client=True)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def accept(connection: socket.socket, key: bytes) -> Channel:
+    """The server's side. `OSError` if the other side does not know the key; the connection is closed then."""
+    try:
+        connection.settimeout(_HANDSHAKE_SECONDS)
+        hello = _read(connection, len(_MAGIC) + _NONCE)
+        if hello is None or not hello.startswith(_MAGIC):
+            raise OSError("this is not a task of a Corro job on Spark, or one of another release")
+        nonce = os.urandom(_NONCE)
+        nonces = hello[len(_MAGIC) :] + nonce
+        connection.sendall(nonce + _proof(key, b"server", nonces))
+        proof = _read(connection, _TAG)
+        if proof is None or not hmac.compare_digest(_proof(key, b"client", nonces), proof):
+            raise OSError("it does not know this job's key")
+        return _channel(connection, key, nonces, is_client=False)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _channel(connection: socket.socket, key: bytes, nonces: bytes, is_client: bool) -> Channel:
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    keep_alive(connection)
+    return Channel(connection, hmac.digest(key, b"session" + nonces, "sha256"), is_client)
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """A host that has vanished is noticed after half a minute, although nothing closes its connections."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+
+
+def _proof(key: bytes, who: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(key, who + nonces, "sha256")
+
+
+def _read(connection: socket.socket, length: int) -> bytes | None:
+    """So many bytes; None if the other side is gone before."""
+    parts = []
+    while length:
         try:
-            for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                found[(str(place[0]), port)] = None
-        except OSError as error:
-            unknown.append(f"{host}: {error}")
-    return list(found), unknown
+            part = connection.recv(min(length, 1 << 16))
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)

@@ -54,19 +54,15 @@ class Wanted:
 def run_job(context: Any, wanted: Wanted) -> list[Any]:
     """Runs it to its end and gives the results by rank."""
     seconds = _start_timeout(wanted.start_timeout)
-    at, hosts = _hosts(context, wanted.nics)
+    listener, addresses = _listen(context, wanted.nics)
     key = os.urandom(32)
     woken = threading.Event()
-    launcher = _LauncherProcess(wanted, key, at, woken)
+    spark = SparkJob(context, wanted.tasks, Place(addresses, seconds), key, wanted.is_elastic, woken.set)
+    with listener:
+        launcher = _LauncherProcess(wanted, key, listener, woken)
+    launcher.addresses = ", ".join(f"{host}:{port}" for host, port in addresses)
     try:
-        spark = SparkJob(context, wanted.tasks, key, wanted.is_elastic, woken.set)
-    except BaseException:
-        launcher.end()
-        raise
-    try:
-        port = launcher.wait_for_port(seconds)
-        launcher.addresses = ", ".join(f"{host}:{port}" for host in hosts)
-        spark.start(Place([(host, port) for host in hosts], seconds))
+        spark.start()
         ended = _follow(context, wanted, spark, launcher, seconds)
     finally:
         # Also after Ctrl-C, or whatever else has come between.
@@ -118,13 +114,13 @@ def _about_loss(ended: Ended, sparks_word: str | None) -> tuple[str, int | None]
 class _LauncherProcess:
     """`corro.spark._launcher`, and threads that pass on what it writes and answers."""
 
-    def __init__(self, wanted: Wanted, key: bytes, at: str, woken: threading.Event) -> None:
+    def __init__(self, wanted: Wanted, key: bytes, listener: socket.socket, woken: threading.Event) -> None:
         self.woken = woken
-        self.port: int | None = None
         self.ready = False
         self.addresses = ""
         self.ended: Ended | None = None
         ours, theirs = socket.socketpair()
+        os.set_inheritable(listener.fileno(), True)
         command = [sys.executable, "-m", "corro.spark._launcher", str(theirs.fileno())]
         self._process = subprocess.Popen(
             command,
@@ -132,13 +128,13 @@ class _LauncherProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=_environment(),
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), listener.fileno()),
             start_new_session=True,  # Ctrl-C is the driver's to deal with
         )
         theirs.close()
         self._socket = ours
         self._connection = Connection(os.dup(ours.fileno()))
-        self._connection.send(_request(wanted, key, at))
+        self._connection.send(_request(wanted, key, listener))
         self._writers = [
             threading.Thread(target=_copy, args=(stream, sink), daemon=True)
             for stream, sink in (
@@ -149,18 +145,6 @@ class _LauncherProcess:
         for thread in (*self._writers, threading.Thread(target=self._listen, daemon=True)):
             thread.start()
 
-    def wait_for_port(self, seconds: float) -> int:
-        """At which tasks can call in."""
-        deadline = time.monotonic() + seconds
-        while self.port is None:
-            if self.ended is not None or time.monotonic() > deadline:
-                failure = self.ended.failure if self.ended is not None else None
-                why = failure[0] if failure is not None else f"it has not begun within {seconds:g} s"
-                raise RuntimeError(f"corro.spark can't start its launcher on {socket.gethostname()}: {why}.")
-            self.woken.wait(0.5)
-            self.woken.clear()
-        return self.port
-
     def tell(self, text: str) -> None:
         with suppress(OSError):  # it is gone, which is seen elsewhere
             self._connection.send(text)
@@ -169,9 +153,7 @@ class _LauncherProcess:
         try:
             while self.ended is None:
                 what, *rest = self._connection.recv()
-                if what == "listening":
-                    self.port = rest[0]
-                elif what == "ready":
+                if what == "ready":
                     self.ready = True
                 else:
                     self.ended = rest[0]
@@ -200,10 +182,10 @@ class _LauncherProcess:
         return finished
 
 
-def _request(wanted: Wanted, key: bytes, at: str) -> Request:
+def _request(wanted: Wanted, key: bytes, listener: socket.socket) -> Request:
     return Request(
         key=key,
-        host=at,
+        listener=listener.fileno(),
         tasks=wanted.tasks,
         fewest=wanted.fewest,
         is_elastic=wanted.is_elastic,
@@ -228,16 +210,21 @@ def _start_timeout(given: float | None) -> float:
     return float(_native.setting("SPARK_START_TIMEOUT") or 600)
 
 
-def _hosts(context: Any, nics: Iterable[str]) -> tuple[str, list[str]]:
-    """Where to listen, and how tasks may reach that: first by what executors know the driver by."""
-    known = context.getConf().get("spark.driver.host", "localhost")
-    named = [get_driver_ip([nic]) for nic in nics]
+def _listen(context: Any, nics: Iterable[str]) -> tuple[socket.socket, list[tuple[str, int]]]:
+    """A socket for tasks to connect to, and its addresses: first the one by which executors know the driver."""
+    conf = context.getConf()
+    known = conf.get("spark.driver.host", "localhost")
+    named = list(nics)
     if named:
-        return (named[0] if len(named) == 1 else "0.0.0.0"), named
-    if _is_loopback(known):
-        return socket.gethostbyname(known), [known]
-    others = [address for address in get_local_host_addresses() if not ipaddress.ip_address(address).is_loopback]
-    return "0.0.0.0", list(dict.fromkeys([known, *others]))
+        hosts = [get_driver_ip([nic]) for nic in named]
+    else:
+        others = [address for address in get_local_host_addresses() if not ipaddress.ip_address(address).is_loopback]
+        hosts = [known] if _is_loopback(known) else list(dict.fromkeys([known, *others]))
+    only = hosts[0] if len(hosts) == 1 and (named or _is_loopback(known)) else ""
+    family = socket.AF_INET6 if ":" in only else socket.AF_INET
+    listener = socket.create_server((only, 0), family=family, backlog=1024)
+    port = listener.getsockname()[1]
+    return listener, [(host, port) for host in hosts]
 
 
 def _is_loopback(host: str) -> bool:

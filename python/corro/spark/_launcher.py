@@ -2,14 +2,14 @@
 
 It is apart from the driver so that what ranks write can go to any file-like object there, so that Ctrl-C means one thing in
 each of both, and so that a driver that is killed takes its job with it. The driver talks to it through `FD`: first a
-`Request`, then what becomes of the Spark job. It answers with tuples: `("listening", port)`,
-`("ready",)`, `("over", Ended)`.
+`Request`, then what becomes of the Spark job. It answers with tuples: `("ready",)`, `("over", Ended)`.
 """
 
 from __future__ import annotations
 
 import _thread
 import os
+import socket
 import sys
 import threading
 import time
@@ -33,11 +33,11 @@ class _Launcher:
         self._driver = driver
         self._woken = threading.Event()
         self._spark_ended: str | None = None
-        self._board = Switchboard(request.host, request.key, self._on_change)
+        listener = socket.socket(fileno=request.listener)
+        self._board = Switchboard(listener, request.key, self._on_change)
         self._hosts_file = self._board.folder() / "hosts"
         self._ranks: dict[str, int] = {}
         self._board.start()
-        driver.send(("listening", self._board.port))
         threading.Thread(target=self._listen, daemon=True).start()
 
     def run(self) -> Ended:

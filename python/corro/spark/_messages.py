@@ -13,7 +13,7 @@ class Request:
     """What is to be run, on how many tasks, of which `fewest` must be there before it begins."""
 
     key: bytes = field(repr=False)  # errors and logs are no place for it
-    host: str  # where tasks call in
+    listener: int
     tasks: int
     fewest: int
     is_elastic: bool

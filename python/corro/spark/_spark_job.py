@@ -23,9 +23,12 @@ _numbers = itertools.count()
 class SparkJob:
     """`tasks` tasks. In barrier mode all begin together or none does, and Spark does not repeat one that has failed."""
 
-    def __init__(self, context: Any, tasks: int, key: bytes, is_elastic: bool, ended: Callable[[], None]) -> None:
+    def __init__(self, context: Any, tasks: int, place: Place, key: bytes, is_elastic: bool, ended: Callable[[], None]):
+        from pyspark import InheritableThread
+
         self._context = context
         self._tasks = tasks
+        self._place = place
         # Spark refuses barriers where it may take executors away.
         changing = context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true"
         self.is_barrier = not is_elastic and not changing
@@ -33,18 +36,15 @@ class SparkJob:
         self._group = f"corro.spark.{kind}.{next(_numbers)}"
         self._key = context.broadcast(key)
         self._ended = ended
-        self._begun = False
         self.over = threading.Event()
         self.failure: str | None = None
-
-    def start(self, place: Place) -> None:
-        from pyspark import InheritableThread
-
-        self._begun = True
         # It inherits what the user has set for his jobs: group, pool, description.
-        InheritableThread(target=self._run, args=(place,), daemon=True, name=self._group).start()
+        self._thread = InheritableThread(target=self._run, daemon=True, name=self._group)
 
-    def _run(self, place: Place) -> None:
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
         context = self._context
         try:
             context.addJobTag(self._group)
@@ -56,7 +56,7 @@ class SparkJob:
                 if context.getLocalProperty("spark.job.description") is None:
                     context.setJobDescription(self._description())
             rows = context.parallelize(range(self._tasks), self._tasks)
-            self._barrier(rows).mapPartitions(_partition(place, self._key)).collect()
+            self._barrier(rows).mapPartitions(_partition(self._place, self._key)).collect()
         except Exception as error:
             self.failure = _reason(error)
         finally:
@@ -77,7 +77,7 @@ class SparkJob:
 
     def finish(self, seconds: float) -> None:
         """Waits for its end, so that its slots are free again, and cancels it if that takes too long."""
-        if self._begun and not self.over.wait(seconds):
+        if not self.over.wait(seconds):
             self.cancel()
             self.over.wait(seconds)
         with suppress(Exception):

@@ -67,7 +67,8 @@ class _Awaited:
 class Switchboard:
     """Listens from `start` to `close`. `changed` is called, in any thread, whenever a task has come or is gone."""
 
-    def __init__(self, host: str, key: bytes, changed: Callable[[], None]) -> None:
+    def __init__(self, listener: socket.socket, key: bytes, changed: Callable[[], None]) -> None:
+        self._key = key
         self._changed = changed
         self._lock = threading.Lock()
         # Held while somebody is told of a change, so that nobody is once all is over.
@@ -82,13 +83,12 @@ class Switchboard:
         self._relays = socket.socket(socket.AF_UNIX)
         self._relays.bind(os.path.join(self._folder.name, "relays"))
         self._relays.listen(1024)
-        self._server = _channel.Server(host, key, self._greet)
-        self.port = self._server.port
+        self._listener = listener
 
     def start(self) -> None:
         """From now on tasks are let in, and `changed` is called."""
-        self._server.start()
-        _thread(self._accept_relays)
+        for server, serve in ((self._listener, self._greet), (self._relays, self._join)):
+            _thread(self._accept, server, serve)
 
     def tasks(self) -> list[Task]:
         """Those that are there, by index."""
@@ -121,22 +121,28 @@ class Switchboard:
             task.ended = True
             with suppress(OSError):  # gone by itself
                 task.order(do="end")
-        self._server.close()
-        self._relays.close()
+        for server in (self._listener, self._relays):
+            server.close()
         self._folder.cleanup()
 
     # Tasks.
 
-    def _accept_relays(self) -> None:
+    def _accept(self, server: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         while True:
             try:
-                connection, _ = self._relays.accept()
+                connection, _ = server.accept()
             except OSError:
                 return  # closed
-            _thread(self._join, connection)
+            _thread(serve, connection)
 
-    def _greet(self, channel: _channel.Channel) -> None:
-        first = channel.receive()
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            peer = connection.getpeername()[0]
+            channel = _channel.accept(connection, self._key)
+            first = channel.receive()
+        except OSError as error:
+            _say(f"refused a connection of {peer}: {error}")
+            return
         hello = json.loads(first) if first is not None else {}
         if "agent" in hello:
             self._take_agent(int(hello["agent"]), channel)
@@ -174,8 +180,11 @@ class Switchboard:
 
     def _follow(self, task: Task) -> None:
         """Until the task is gone. It says nothing more after its hello."""
-        while task.channel.receive() is not None:
-            pass
+        try:
+            while task.channel.receive() is not None:
+                pass
+        except OSError as error:
+            _say(f"{task.name} on {task.host}: {error}")
         task.channel.close()
         with self._lock:
             task.lost_at = time.monotonic()
@@ -206,8 +215,11 @@ class Switchboard:
             relay.close()
             return
         _thread(self._pass_orders, relay, agent)
-        while (report := agent.receive()) is not None:
-            _pass(relay, report[:1], report[1:])
+        try:
+            while (report := agent.receive()) is not None:
+                _pass(relay, report[:1], report[1:])
+        except OSError as error:
+            _say(f"{task.name} on {task.host}: {error}")
         agent.close()
         if not task.ended:
             where = f"Spark's task {task.index} on {task.host} (executor {task.executor})"
@@ -245,3 +257,7 @@ def _pass(relay: socket.socket, kind: bytes, text: bytes) -> None:
 
 def _thread(target: Callable[..., None], *args: Any) -> None:
     threading.Thread(target=target, args=args, daemon=True, name="corro-spark").start()
+
+
+def _say(text: str) -> None:
+    print(f"corro.spark: {text}", file=sys.stderr, flush=True)
