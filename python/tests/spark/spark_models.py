@@ -5,6 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from corro.spark.common.backend import Backend
+
+
+class Here(Backend):
+    """Trains in the driver's own process, which is quick: for tests of all that is around the training."""
+
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
+        return [fn(*args, **(kwargs or {}))]
+
+    def num_processes(self) -> int:
+        return 1
+
 
 def torch_line() -> tuple[Any, Any]:
     import torch

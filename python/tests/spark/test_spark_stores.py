@@ -25,9 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 
 # Kept from one run to the next: 56 MB.
 JARS = Path(__file__).parents[3] / "target" / "homes" / "hadoop"
-MINICLUSTER = (
-    "https://repo1.maven.org/maven2/org/apache/hadoop/hadoop-client-minicluster/3.5.0/hadoop-client-minicluster-3.5.0.jar"
-)
+MINICLUSTER = "https://repo1.maven.org/maven2/org/apache/hadoop/hadoop-client-minicluster/3.5.0/hadoop-client-minicluster-3.5.0.jar"
 
 # A name node and a data node in one process. Java runs the file as it is.
 HDFS = """
@@ -143,7 +141,9 @@ def test_a_store_keeps_runs_and_rows(store: FilesystemStore) -> None:
     for part in range(2):
         ids = np.arange(part * 50, part * 50 + 50)
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({"id": ids, "x": pa.array(np.outer(ids, [1.0, 2.0]).tolist())}), sink, row_group_size=20)
+        pq.write_table(
+            pa.table({"id": ids, "x": pa.array(np.outer(ids, [1.0, 2.0]).tolist())}), sink, row_group_size=20
+        )
         store.write(f"{folder}/part-{part}.parquet", sink.getvalue().to_pybytes())
     assert store.is_parquet_dataset(folder)
     assert store.get_parquet_dataset(folder).read().num_rows == 100

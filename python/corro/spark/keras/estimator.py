@@ -15,7 +15,9 @@ from corro.spark.keras._training import train
 
 __all__ = ["KerasEstimator", "KerasModel"]
 
-_CUSTOM = {"custom_objects": ("classes and functions that Keras does not know by itself, by name", {})}
+_CUSTOM: dict[str, tuple[str, Any]] = {
+    "custom_objects": ("classes and functions that Keras does not know by itself, by name", {})
+}
 
 
 @with_params(
