@@ -127,8 +127,8 @@ def test_torch_with_two_labels_images_and_a_transformation(spark: Any, tmp_path:
     model, optimizer, losses = models.torch_two_headed()
     estimator = TorchEstimator(
         model=model, optimizer=optimizer, loss=losses, loss_weights=[0.25, 0.75], input_shapes=[[-1, 1, 3, 4]],
-        feature_cols=["pixels"], label_cols=["a", "b"], transformation_fn=models.brighter, backend=models.Here(), epochs=2, verbose=0,
-        store=Store.create(str(tmp_path)), validation=0.2, batch_size=20, inmemory_cache_all=True,
+        feature_cols=["pixels"], label_cols=["a", "b"], transformation_fn=models.brighter,
+        backend=models.Here(), epochs=2, verbose=0, store=Store.create(str(tmp_path)), validation=0.2, batch_size=20, inmemory_cache_all=True,
     )  # fmt: skip
     trained = estimator.fit(frame).setOutputCols(["first", "second"])
     first = trained.transform(frame).first()

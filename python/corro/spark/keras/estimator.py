@@ -16,7 +16,7 @@ from corro.spark.keras._training import train
 __all__ = ["KerasEstimator", "KerasModel"]
 
 _CUSTOM: dict[str, tuple[str, Any]] = {
-    "custom_objects": ("classes and functions that Keras does not know by itself, by name", {})
+    "custom_objects": ("classes and functions that Keras does not know, by name", {})
 }
 
 
