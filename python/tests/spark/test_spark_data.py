@@ -197,3 +197,27 @@ def test_a_store_travels_by_pickle(store: FilesystemStore) -> None:
     store.write_text(f"{store.get_runs_path()}/note", "here")
     there = cloudpickle.loads(cloudpickle.dumps(store))
     assert there.read(f"{there.get_runs_path()}/note") == b"here"
+
+
+def test_loaders_of_tensors_over_a_reader() -> None:
+    from corro.spark.data_loaders import pytorch_data_loaders as loaders
+
+    reader = [{"x": np.arange(5)}, {"x": np.arange(5, 9)}]
+
+    def rows(loader: Any) -> list[list[int]]:
+        return [batch["x"].tolist() for batch in loader]
+
+    given: dict[str, Any] = {"reader": reader, "batch_size": 4, "shuffling_queue_capacity": 0}
+    plain = [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    assert rows(loaders.PytorchDataLoader(**given)) == plain
+    assert rows(loaders.PytorchDataLoader(**given, limit_step_per_epoch=2)) == plain[:2]
+    mixed = rows(loaders.PytorchDataLoader(reader=reader, batch_size=4, shuffling_queue_capacity=9))
+    assert sorted(row for batch in mixed for row in batch) == list(range(9))
+    assert mixed != plain
+    infinite = loaders.PytorchInfiniteDataLoader(**given, limit_step_per_epoch=2)
+    assert [rows(infinite), rows(infinite)] == [plain[:2], [[8], [0, 1, 2, 3]]]
+    ahead = loaders.PytorchAsyncDataLoader(**given, async_loader_queue_size=2)
+    assert rows(ahead) == plain
+    ahead.close_async_loader()
+    kept = loaders.PytorchInmemDataLoader(**{**given, "reader": iter(reader)})
+    assert [rows(kept), rows(kept)] == [plain, plain]

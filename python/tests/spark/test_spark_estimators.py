@@ -103,7 +103,7 @@ def test_torch_in_a_pipeline_with_cross_validation(spark: Any, rows: Any, tmp_pa
     given = common(tmp_path, feature_cols=["scaled"], sample_weight_col=None, validation=None)
     given |= {"num_proc": None, "backend": models.Here()}
     estimator = TorchEstimator(model=model, optimizer=optimizer, loss=models.torch_loss(), **given)
-    pipeline = Pipeline(stages=[StandardScaler(inputCol="features", outputCol="scaled"), estimator])
+    pipeline = Pipeline(stages=[StandardScaler(withMean=True, inputCol="features", outputCol="scaled"), estimator])
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 12]).build()
     evaluator = RegressionEvaluator(predictionCol="y__output", labelCol="y", metricName="rmse")
     chosen = CrossValidator(estimator=pipeline, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=3).fit(
@@ -128,7 +128,8 @@ def test_torch_with_two_labels_images_and_a_transformation(spark: Any, tmp_path:
     estimator = TorchEstimator(
         model=model, optimizer=optimizer, loss=losses, loss_weights=[0.25, 0.75], input_shapes=[[-1, 1, 3, 4]],
         feature_cols=["pixels"], label_cols=["a", "b"], transformation_fn=models.brighter,
-        backend=models.Here(), epochs=2, verbose=0, store=Store.create(str(tmp_path)), validation=0.2, batch_size=20, inmemory_cache_all=True,
+        backend=models.Here(), epochs=2, verbose=0, store=Store.create(str(tmp_path)), validation=0.2, batch_size=20,
+        inmemory_cache_all=True,
     )  # fmt: skip
     trained = estimator.fit(frame).setOutputCols(["first", "second"])
     first = trained.transform(frame).first()
