@@ -1,1 +1,0 @@
-"""TensorFlow's data service in the tasks of a Spark application: `corro.spark.tensorflow.compute_worker`."""
