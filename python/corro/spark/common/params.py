@@ -79,13 +79,15 @@ def _camel(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-def _accessors(name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
+def _accessors(name: str, meaning: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
     def get(self: Any) -> Any:
         return self.getOrDefault(name)
 
     def put(self: Any, value: Any) -> Any:
         return self._set(**{name: value})
 
+    get.__doc__ = f"`{name}`: {meaning}."
+    put.__doc__ = f"Sets `{name}`: {meaning}."
     return get, put
 
 
@@ -96,7 +98,7 @@ def with_params(table: Mapping[str, tuple[str, Any]]) -> Callable[[type], type]:
         for name, (meaning, _) in table.items():
             # `Params` finds what a class has by this kind of attribute.
             setattr(cls, name, Param(Params._dummy(), name, meaning, TypeConverters.identity))
-            get, put = _accessors(name)
+            get, put = _accessors(name, meaning)
             setattr(cls, f"get{_camel(name)}", get)
             setattr(cls, f"set{_camel(name)}", put)
         cls._tables = {**getattr(cls, "_tables", {}), **table}

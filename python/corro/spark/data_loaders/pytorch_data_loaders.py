@@ -96,7 +96,15 @@ class PytorchDataLoader(BaseDataLoader):
 
 
 class PytorchInfiniteDataLoader(PytorchDataLoader):
-    """As `PytorchDataLoader`, for a reader of any length: an epoch goes on where the one before has ended."""
+    """As `PytorchDataLoader`, for a reader of any length: an epoch goes on where the one before has ended.
+
+    Example:
+        >>> import numpy
+        >>> from corro.spark.data_loaders.pytorch_data_loaders import PytorchInfiniteDataLoader
+        >>> loader = PytorchInfiniteDataLoader(reader=[{"x": numpy.arange(3)}], batch_size=2, limit_step_per_epoch=3)
+        >>> [batch["x"].tolist() for batch in loader]
+        [[0, 1], [2], [0, 1]]
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -114,7 +122,15 @@ class PytorchInfiniteDataLoader(PytorchDataLoader):
 
 
 class PytorchInmemDataLoader(PytorchDataLoader):
-    """As `PytorchDataLoader`, which reads its reader once and keeps the rows; they are all mixed if any are."""
+    """As `PytorchDataLoader`, which reads its reader once and keeps the rows; they are all mixed if any are.
+
+    Example:
+        >>> import numpy
+        >>> from corro.spark.data_loaders.pytorch_data_loaders import PytorchInmemDataLoader
+        >>> loader = PytorchInmemDataLoader(reader=[{"x": numpy.arange(3)}], batch_size=2)
+        >>> [batch["x"].tolist() for batch in loader]
+        [[0, 1], [2]]
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -131,15 +147,43 @@ class PytorchInmemDataLoader(PytorchDataLoader):
 
 
 class PytorchAsyncDataLoader(AsyncDataLoaderMixin, PytorchDataLoader):
-    """`PytorchDataLoader` in a thread of its own; `async_loader_queue_size` batches are kept ready."""
+    """`PytorchDataLoader` in a thread of its own; `async_loader_queue_size` batches are kept ready.
+
+    Example:
+        >>> import numpy
+        >>> from corro.spark.data_loaders.pytorch_data_loaders import PytorchAsyncDataLoader
+        >>> loader = PytorchAsyncDataLoader(reader=[{"x": numpy.arange(3)}], batch_size=2, async_loader_queue_size=1)
+        >>> [batch["x"].tolist() for batch in loader]
+        [[0, 1], [2]]
+        >>> loader.close_async_loader()
+    """
 
 
 class PytorchInfiniteAsyncDataLoader(AsyncDataLoaderMixin, PytorchInfiniteDataLoader):
-    """`PytorchInfiniteDataLoader` in a thread of its own."""
+    """`PytorchInfiniteDataLoader` in a thread of its own.
+
+    Example:
+        >>> import numpy
+        >>> from corro.spark.data_loaders.pytorch_data_loaders import PytorchInfiniteAsyncDataLoader
+        >>> reader = [{"x": numpy.arange(3)}]
+        >>> loader = PytorchInfiniteAsyncDataLoader(reader=reader, batch_size=2, limit_step_per_epoch=1)
+        >>> [batch["x"].tolist() for batch in loader]
+        [[0, 1]]
+        >>> loader.close_async_loader()
+    """
 
 
 class PytorchInmemAsyncDataLoader(AsyncDataLoaderMixin, PytorchInmemDataLoader):
-    """`PytorchInmemDataLoader` in a thread of its own."""
+    """`PytorchInmemDataLoader` in a thread of its own.
+
+    Example:
+        >>> import numpy
+        >>> from corro.spark.data_loaders.pytorch_data_loaders import PytorchInmemAsyncDataLoader
+        >>> loader = PytorchInmemAsyncDataLoader(reader=[{"x": numpy.arange(3)}], batch_size=2, async_loader_queue_size=1)
+        >>> [batch["x"].tolist() for batch in loader]
+        [[0, 1], [2]]
+        >>> loader.close_async_loader()
+    """
 
 
 def _length(batch: Mapping[str, np.ndarray]) -> int:
