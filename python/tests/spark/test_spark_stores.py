@@ -55,7 +55,7 @@ def _serving(command: list[str], log: Path, is_ready: Callable[[], bool], **env:
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **env}, cwd=log.parent)
     try:
-        until = time.monotonic() + 200
+        until = time.monotonic() + 400
         while not is_ready():
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < until, log.read_text()[-3000:]
