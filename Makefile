@@ -114,6 +114,7 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	.venv-test/bin/python bench/startup.py
 	.venv-test/bin/python bench/python_ops.py
 	.venv-test/bin/python bench/training.py
+	.venv-test/bin/corro run -np 2 .venv-test/bin/python bench/trust.py
 	.venv-test/bin/python bench/elastic.py
 	scripts/python_install tf
 	.venv-test-tf/bin/corro run -np 2 .venv-test-tf/bin/python bench/tensorflow_ops.py
