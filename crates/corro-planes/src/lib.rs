@@ -11,16 +11,19 @@
 //! | `tensor`, `outcome` | what a member brings, and what becomes of it |
 //! | `plane` | what a plane must do, and what its row in the table says |
 //! | `host` | the plane of host memory |
+//! | `compressed`, `ledgers` | allreduce with fewer bytes between hosts, and what is remembered for it |
 //! | `cuda` | planes of NVIDIA's GPUs |
 //! | `facts`, `choice` | what members tell about themselves; who serves a batch, and why others don't: pure |
 //! | `exchange` | a few bytes from each member to all, over their connections |
 //! | `planes` | the planes of one process set |
 
 mod choice;
+mod compressed;
 mod cuda;
 mod exchange;
 mod facts;
 mod host;
+mod ledgers;
 mod memory;
 mod outcome;
 mod plane;
@@ -28,11 +31,13 @@ mod planes;
 mod tensor;
 
 pub use choice::{Choice, choose};
+pub use corro_compress::{Entry as CompressionEntry, Ledger};
 pub use corro_cuda::DeviceMemory;
 pub use cuda::{CudaDone, CudaIpc, Staging as CudaStaging, nccl_rows};
 pub use exchange::{agree, exchange};
 pub use facts::Facts;
 pub use host::{HOST, Host};
+pub use ledgers::Ledgers;
 pub use memory::Memory;
 pub use outcome::{Done, Outcome, Outcomes};
 pub use plane::{Plane, Pool, Release, Releases, Row, Verdict, Wanted};

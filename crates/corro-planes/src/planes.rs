@@ -16,6 +16,7 @@ use crate::cuda::{CudaIpc, Staging as CudaStaging, nccl_rows};
 use crate::exchange::exchange;
 use crate::facts::{FACTS_CAP, Facts};
 use crate::host::{HOST, Host};
+use crate::ledgers::Ledgers;
 use crate::plane::{Plane, Pool, Releases, Row, Wanted};
 use crate::tensor::Tensor;
 
@@ -32,20 +33,23 @@ pub struct Table {
     rows: Vec<Arc<dyn Row>>,
     staging: Option<Staging>,
     forced: Option<String>,
+    ledgers: Ledgers,
 }
 
 impl Table {
     /// For tensors in the memory of GPUs: the rows in the order in which they are asked, and what serves where all decline.
     pub fn new(rows: Vec<Arc<dyn Row>>, staging: Staging) -> Self {
-        Self { rows, staging: Some(staging), forced: None }
+        Self { rows, staging: Some(staging), forced: None, ledgers: Ledgers::default() }
     }
 
     /// The planes of this release. Nothing is opened before a tensor of a GPU comes.
     pub fn standard() -> Self {
-        let staging = |pool| Ok(Box::new(CudaStaging::new(pool)) as Box<dyn Plane>);
+        let ledgers = Ledgers::default();
+        let host = Host::new(ledgers.clone());
+        let staging = move |pool| Ok(Box::new(CudaStaging::new(pool, host.clone())) as Box<dyn Plane>);
         let mut rows: Vec<Arc<dyn Row>> = vec![Arc::new(CudaIpc)];
         rows.extend(nccl_rows());
-        Self::new(rows, Arc::new(staging))
+        Self { ledgers, ..Self::new(rows, Arc::new(staging)) }
     }
 
     /// The same, with the plane that the environment asks for.
@@ -65,6 +69,11 @@ impl Table {
     #[must_use]
     pub fn forced(self, plane: Option<String>) -> Self {
         Self { forced: plane, ..self }
+    }
+
+    /// What compression remembers, of all process sets.
+    pub const fn ledgers(&self) -> &Ledgers {
+        &self.ledgers
     }
 
     /// Whether tensors may be handed over in the memory of GPUs.
@@ -110,12 +119,13 @@ pub struct Planes {
 impl Planes {
     /// Those of a process set. `locality` is the same in all processes that could share memory.
     pub fn new(table: Table, locality: String, releases: Releases) -> Self {
+        let host = Host::new(table.ledgers.clone());
         let open = table.rows.iter().map(|_| None).collect();
         let struck = vec![None; table.rows.len()];
         Self {
             table,
             locality,
-            host: Host,
+            host,
             staged: None,
             open,
             struck,
@@ -155,7 +165,10 @@ impl Planes {
         (place, agreed): (Place, &[Arc<Agreed>]),
         tensors: &[Tensor],
     ) -> Result<&mut dyn Plane> {
-        let wanted = agreed.first().and_then(|agreed| Wanted::of(agreed)).filter(|_| place == Place::Gpu);
+        // What is compressed goes through the host: the links that it is for are no faster than that.
+        let plain = |agreed: &&Arc<Agreed>| agreed.kind.compression().is_none();
+        let first = agreed.first().filter(plain).filter(|_| place == Place::Gpu);
+        let wanted = first.and_then(|agreed| Wanted::of(agreed));
         let device = tensors.iter().find_map(Tensor::device);
         let row = wanted.map_or(Ok(None), |wanted| self.row(group, members, wanted, device))?;
         if let Some(row) = row {

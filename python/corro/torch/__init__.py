@@ -11,6 +11,7 @@ except ImportError as error:
     ) from error
 
 from corro._front.basics import before_waiting as _before_waiting
+from corro._front.compression import compression_report
 from corro._front.process_sets import (
     ProcessSet,
     add_process_set,
@@ -127,6 +128,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "compression_report",
     "cross_rank",
     "cross_size",
     "cuda_built",

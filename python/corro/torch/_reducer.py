@@ -16,6 +16,7 @@ from corro._errors import HorovodInternalError
 from corro._front import basics, checks
 from corro._front.arguments import Sum
 from corro._front.checks import Facts
+from corro._front.compression import settings_of
 from corro._front.process_sets import ProcessSet
 from corro.torch import _eager
 from corro.torch._backward import graph_task, queue_callback, within_backward
@@ -62,7 +63,11 @@ class Reducer:
         # Steps of the optimizer: what the checks compare.
         self.steps = 0
         self._names = names
-        self._compression = compression
+        # What the engine does with each gradient, by name; or a compressor as Horovod knows them.
+        self._codes = settings_of(compression, NoneCompressor)
+        self._compression = compression if self._codes is None else NoneCompressor
+        # The learning rates for which gradients were last compressed.
+        self._rates: dict[torch.Tensor, float] = {}
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._numbers = numbers
@@ -135,7 +140,7 @@ class Reducer:
         self._hook(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
         # In an elastic job, ranks make their optimizers at different times, and this takes them all.
         wanted = flag("SHARED_GRADIENTS") and not flag("ELASTIC")
-        if wanted and self._compression is NoneCompressor and not self._sparse_as_dense:
+        if wanted and self._codes is None and self._compression is NoneCompressor and not self._sparse_as_dense:
             # In the order of groups: then what is reduced together lies together.
             inside = [p for group in self._groups for p in group.members if p in self._passes_left]
             self._shared = dict(zip(inside, share_gradients(inside, self._process_set), strict=False))
@@ -411,7 +416,9 @@ class Reducer:
                 self._submit_sparse(p, grad, self._names[p])
             else:
                 dense.append(p)
-        if rider is None and len(dense) == 1:
+        if self._codes is not None:
+            self._submit_compressed(dense, rider, self._names[group.members[0]])
+        elif rider is None and len(dense) == 1:
             self._submit(dense[0])
         elif dense or rider is not None:
             self._submit_together(dense, rider, self._names[group.members[0]])
@@ -426,6 +433,51 @@ class Reducer:
             packed, context = self._compression.compress(grad)
             handle = _eager.in_place_async("allreduce", packed, self._process_set, name, *self._numbers, keep=storage)
             self._in_flight[p] = lambda: self._take(p, self._compression.decompress(_native.wait(handle), context))
+
+    def _submit_compressed(self, dense: Sequence[torch.Tensor], rider: torch.Tensor | None, name: str) -> None:
+        """Each by its own name: by that the engine knows what it still owes of it. It batches them by itself."""
+        assert self._codes is not None
+        for p in dense:
+            grad = _grad(p)
+            code = self._codes(self._names[p]) if grad.is_floating_point() else None
+            if code is not None:
+                self._follow_rate(p)
+            self._in_flight[p] = _eager.in_place_async(
+                "allreduce", grad, self._process_set, self._names[p], *self._numbers, 0, None, code, keep=storage
+            )
+        if rider is not None:
+            self._in_flight[rider] = _eager.in_place_async(
+                "allreduce", rider, self._process_set, f"{name}.rider", *self._numbers, keep=storage
+            )
+
+    def _follow_rate(self, p: torch.Tensor) -> None:
+        """What is owed was meant for the learning rate it comes from: with another, it must weigh as much."""
+        optimizer = self._optimizer()
+        groups = optimizer.param_groups if optimizer is not None else []
+        rate = next((float(group["lr"]) for group in groups if "lr" in group and any(q is p for q in group["params"])), 0.0)
+        before = self._rates.get(p, rate)
+        if rate > 0:
+            self._rates[p] = rate
+        if rate > 0 and before not in (0.0, rate):
+            _native.scale_compression(self._process_set.process_set_id, before / rate, [_engine_name(self._names[p])])
+
+    def remembered(self) -> dict[str, torch.Tensor]:
+        """What the engine remembers of compressed gradients, on this rank."""
+        if self._codes is None or not self._watching or not basics.is_initialized():
+            return {}
+        ours = {_engine_name(name) for name in self._names.values()}
+        states = _native.compression_state(self._process_set.process_set_id)
+        return {
+            name: torch.frombuffer(bytearray(state), dtype=torch.uint8)
+            for name, state in states.items()
+            if name in ours
+        }
+
+    def remember(self, states: dict[str, torch.Tensor]) -> None:
+        """Has the engine remember what `remembered` gave, perhaps in another job."""
+        if self._codes is not None and self._watching and basics.is_initialized():
+            saved = {name: state.cpu().numpy().tobytes() for name, state in states.items()}
+            _native.load_compression_state(self._process_set.process_set_id, saved)
 
     def _submit_sparse(self, p: torch.Tensor, grad: torch.Tensor, name: str) -> None:
         self._sparse.add(p)
@@ -533,6 +585,10 @@ def _outlive() -> None:
 
 
 basics.after_shutdown(_outlive)
+
+
+def _engine_name(name: str) -> str:
+    return f"allreduce.{name}"
 
 
 def _nothing() -> None:
