@@ -24,7 +24,7 @@ REPORTS = target/rust-tests.xml target/pytest-new.xml target/pytest-tf.xml targe
 # The wheel of the tests: for this machine, of the same build as the other tests.
 TEST_WHEEL = CORRO_GLIBC=here CORRO_PROFILE=dev scripts/wheel
 
-.PHONY: help demo test check lint audit unit python fuzz gen wheel sdist wheel-aarch64 aarch64 docs versions gpu bench bench-gpu flaky sanitize deep clean
+.PHONY: help demo test check lint audit unit python fuzz gen wheel sdist wheel-aarch64 aarch64 docs versions gpu homes bench bench-gpu flaky sanitize deep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -131,6 +131,11 @@ bench-gpu: ## measure on a GPU beside Gloo and NCCL, under MPS and without it; f
 	python3 scripts/gpu_test.py build
 	python3 scripts/gpu_test.py bench
 
+homes: ## in the homes of other programs: Spark (needs Java 17), the real Prometheus server; fetches what it needs
+	$(TEST_WHEEL)
+	scripts/python_test spark
+	scripts/homes
+
 wheel-aarch64: ## the same for 64-bit ARM, built here by zig, into dist/aarch64/
 	CORRO_ARCH=aarch64 scripts/wheel
 
@@ -150,7 +155,9 @@ deep: fuzz sanitize audit sdist ## longer: fuzzing, sanitizers, source packages,
 	scripts/python_install new
 	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
 	CORRO_TEST_THOROUGH=1 python3 scripts/rust_test.py conformance
+	python3 scripts/rust_test.py --report target/rust-tests-slow.xml --ignored slow_jobs
 	CORRO_TEST_THOROUGH=1 scripts/python_test tf
+	CORRO_TEST_THOROUGH=1 scripts/python_test jax
 	CORRO_TEST_SCHEDULES=300000 python3 scripts/rust_test.py /races -- --release
 	scripts/ptx --compare
 	@if $(CARGO) +nightly miri --version >/dev/null 2>&1; then \

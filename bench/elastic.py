@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long a training stands still when a rank is killed: Corro beside torchrun, in one run.
 
-    python bench/elastic.py [--kills 20] [--ranks 4] [--only corro,spare,torchrun] [--out bench/results]
+    python bench/elastic.py [--kills 20] [--ranks 4] [--only corro,spare,torchrun,jax] [--out bench/results]
 
 The same small CNN on the same data, one thread a rank, on this host; each step waits 20 ms, as for data, so that more ranks than cores
 do not starve what is started anew. After some steps one rank is killed by SIGKILL, in turn
@@ -11,6 +11,7 @@ each of them; what counts is the time from the kill to the end of the next step,
 | --- | --- |
 | corro | `corro run --min-np`: the others go on without it; a new process takes its place later |
 | spare | the same with `--spares 1`: a process that is started and imported already takes its place. Each kill waits until the launcher has said that a spare is ready, as it is when ranks die minutes apart |
+| jax | as corro, with `corro.jax`: those who are left keep the step that they have compiled; not in the run unless `--only` names it |
 | torchrun | `torchrun --max-restarts`: all processes are ended and started again, and load the last checkpoint |
 
 The ranks are this same script.
@@ -81,6 +82,44 @@ def corro_rank(log: Path) -> None:
     train(state)
 
 
+def jax_rank(log: Path) -> None:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import corro.jax as hvd
+
+    hvd.init()
+    x, y = jax.random.normal(jax.random.key(0), (16, 64)), jnp.ones((16, 10))
+    params = {"in": jnp.full((64, 256), 0.01, "float32"), "out": jnp.full((256, 10), 0.01, "float32")}
+    optimizer = hvd.DistributedOptimizer(optax.adam(0.01))
+    traced = []
+
+    def loss_of(params):
+        return ((jnp.tanh(x @ params["in"]) @ params["out"] - y) ** 2).mean()
+
+    @jax.jit
+    def step(params, opt_state):
+        traced.append(1)
+        value, gradients = jax.value_and_grad(loss_of)(params)
+        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    state = hvd.elastic.JaxState(params=params, opt_state=optimizer.init(params), step=0)
+
+    @hvd.elastic.run
+    def train(state) -> None:
+        while True:
+            time.sleep(PAUSE)
+            state.params, state.opt_state, value = step(state.params, state.opt_state)
+            value.block_until_ready()
+            state.step += 1
+            tell(log, rank=hvd.rank(), size=hvd.size(), step=state.step, traced=len(traced))
+            state.commit()
+
+    train(state)
+
+
 def torch_rank(log: Path) -> None:
     import torch
     import torch.distributed as dist
@@ -130,7 +169,7 @@ class Watched:
         else:
             run = [str(Path(sys.executable).with_name("corro")), "run", "-np", str(ranks), "--min-np", "1"]
             spare = ["--spares", "1"] if way == "spare" else []
-            command = [*run, *spare, sys.executable, *me, "--as", "corro"]
+            command = [*run, *spare, sys.executable, *me, "--as", "jax" if way == "jax" else "corro"]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_LOG": str(directory)}
         # Else torch 2.15 keeps one store for all restarts, in which Gloo finds the addresses of those who are dead.
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -198,6 +237,8 @@ class Watched:
 
         next_step = self.wait("step after the kill", new)
         full = self.wait("step of all after the kill", lambda s: new(s) and s["size"] == ranks)
+        if any(s.get("traced", 1) > 1 for s in self.steps):
+            raise Stuck("jax: a step was compiled anew")
         times = next_step["time"] - killed, full["time"] - killed
         print(f"    rank {rank}: next step {times[0]:.2f} s, at full size {times[1]:.2f} s", file=sys.stderr, flush=True)
         return times
@@ -230,7 +271,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.rank_of:
         log = Path(os.environ["BENCH_LOG"])
-        return corro_rank(log) if options.rank_of == "corro" else torch_rank(log)
+        return {"corro": corro_rank, "jax": jax_rank, "torch": torch_rank}[options.rank_of](log)
 
     # Whoever ends this ends the jobs with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -259,8 +300,9 @@ def main() -> None:
                 flush=True,
             )
     bars = []
-    if results.get("corro", {}).get("next_step"):
-        bars.append(("next step after a kill, without spares", statistics.median(results["corro"]["next_step"]), 1.5))
+    for way in ("corro", "jax"):
+        if results.get(way, {}).get("next_step"):
+            bars.append((f"{way}: next step after a kill, without spares", statistics.median(results[way]["next_step"]), 1.5))
     if results.get("spare", {}).get("full_size"):
         bars.append(("at full size, with a spare", statistics.median(results["spare"]["full_size"]), 2.0))
     for what, got, need in bars:

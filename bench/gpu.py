@@ -3,7 +3,7 @@
 
     python bench/gpu.py [--ranks 2,4,8] [--sizes 4,4k,1m,64m] [--mps off,on] [--seconds 340] [--out DIR]
 
-All ranks share one GPU. Allreduces of float32 in place, and training steps of ResNet-50 and of a transformer with 102 million
+All ranks share one GPU. Allreduces of float32 in place (from JAX: in a compiled program, of what it is given), and training steps of ResNet-50 and of a transformer with 102 million
 parameters. A contestant is a job that stays; contestants take turns in rounds, so that all see the same machine, and a ratio
 divides two times of the same round. Tables as markdown to stdout, everything to DIR/gpu.json (bench/results). NCCL is told
 that each rank has a host of its own, since it refuses ranks that share a GPU otherwise: it runs over sockets.
@@ -35,7 +35,10 @@ ANSWER = 40
 ROUND = 60_000
 # Name: the plane that is asked for.
 PLANES = {"corro-ipc": "cuda-ipc", "corro-staged": "staged", "corro-nccl": "nccl"}
+# The same from code that JAX has compiled.
+JAX_PLANES = {"jax-ipc": "cuda-ipc", "jax-staged": "staged"}
 RATIOS = [("gloo", "corro-ipc"), ("nccl", "corro-ipc"), ("gloo", "corro-staged"), ("nccl", "corro-nccl")]
+RATIOS += [("jax-ipc", "corro-ipc"), ("jax-staged", "corro-staged")]
 MODELS = ("resnet50", "transformer")
 # Name: contestant, and whether it communicates.
 WAYS = {"none": ("corro", False), "corro": ("corro", True), "ddp-gloo": ("gloo", True), "ddp-nccl": ("nccl", True)}
@@ -54,9 +57,10 @@ class Contestant:
         self.listener.bind(path)
         self.listener.listen(ranks)
         environment = {"GLOO_SOCKET_IFNAME": "lo", **environment, "CORRO_LOG_LEVEL": "warning"}
-        if name in PLANES and device != "cpu":
-            environment["CORRO_GPU_PLANE"] = PLANES[name]
-        program = ["corro", "run", "-np", str(ranks), sys.executable, str(HERE / "gpu_rank.py")]
+        if (plane := {**PLANES, **JAX_PLANES}.get(name)) and device != "cpu":
+            environment["CORRO_GPU_PLANE"] = plane
+        file = "gpu_jax_rank.py" if name in JAX_PLANES else "gpu_rank.py"
+        program = ["corro", "run", "-np", str(ranks), sys.executable, str(HERE / file)]
         command = [*program, name, path, device, str(folder / "meeting")]
         self.process = subprocess.Popen(
             command, env=environment, stdout=self.log.open("w"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -187,7 +191,8 @@ class Run:
         return {name: rounds for name, rounds in found.items() if rounds}
 
     def measure(self, shared: bool, ranks: int, folder: Path, environment: dict[str, str]) -> None:
-        names = [*PLANES, "gloo", "nccl"] if self.options.device != "cpu" else ["corro-staged", "gloo"]
+        on_gpu = self.options.device != "cpu"
+        names = [*PLANES, *JAX_PLANES, "gloo", "nccl"] if on_gpu else ["corro-staged", "jax-staged", "gloo"]
         ends = time.monotonic() + self.share()
         with self.job(names, ranks, folder, environment) as there:
             for size in self.options.sizes:

@@ -5,12 +5,9 @@ Never decides anything: which sizes, how often and who is next is `gpu.py`'s bus
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import sys
 import time
-import traceback
 
 CONTESTANT, SOCKET, DEVICE, MEETING = sys.argv[1:5]
 RANK, SIZE = int(os.environ["CORRO_RANK"]), int(os.environ["CORRO_SIZE"])
@@ -20,6 +17,7 @@ if CONTESTANT.endswith("nccl"):
     os.environ["NCCL_SOCKET_IFNAME"] = "lo"
 
 import torch  # noqa: E402
+from gpu_line import serve  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
@@ -152,27 +150,12 @@ def train(name: str, communicates: bool, times: int) -> dict:
 
 
 def main() -> None:
-    line = socket.socket(socket.AF_UNIX)
-    line.connect(SOCKET)
-    listen, speak = line.makefile("r"), line.makefile("w")
-
-    def say(**answer) -> None:
-        speak.write(json.dumps(answer) + "\n")
-        speak.flush()
-
     start()
-    say(contestant=CONTESTANT, rank=RANK)
-    for command in iter(listen.readline, ""):
-        asked = json.loads(command)
-        if asked["do"] == "quit":
-            break
-        try:
-            if asked["do"] == "allreduce":
-                say(**measure(asked["bytes"], asked["times"]))
-            else:
-                say(**train(asked["model"], asked["communicates"], asked["times"]))
-        except Exception:
-            say(error=traceback.format_exc(limit=-3))
+    serve(
+        SOCKET,
+        allreduce=lambda asked: measure(asked["bytes"], asked["times"]),
+        train=lambda asked: train(asked["model"], asked["communicates"], asked["times"]),
+    )
     if IS_CORRO:
         hvd.shutdown()
     else:

@@ -13,6 +13,7 @@ FLOORS = {
     "corro-cuda": 1,
     "corro-log": 1,
     "corro-observe": 1,
+    "corro-mpi": 2,
     "corro-compress": 2,
     "corro-transport": 2,
     "corro-collectives": 3,

@@ -3,7 +3,7 @@
 
 gpu_test.py check                       fails unless there is a GPU
 gpu_test.py build [FOLDER]              programs and packages into FOLDER (target/gpu)
-gpu_test.py run [FOLDER] [--only WORD]  runs them; needs the NVIDIA driver and a Python with torch, nothing else
+gpu_test.py run [FOLDER] [--only WORD]  runs them; needs the NVIDIA driver and a Python with torch and JAX
 gpu_test.py bench [FOLDER] [OPTION]...  bench/gpu.py with the package of FOLDER
 
 The machine with the GPU need not be the one that builds: carry the repository and FOLDER there. Ranks are processes that
@@ -28,13 +28,15 @@ PYTHON = os.environ.get("CORRO_TEST_PYTHON", sys.executable)
 CRATES = ("corro-cuda", "corro-planes")
 # A program that takes longer hangs. The cases of a job have limits of their own.
 LIMIT = 420
-# Python's cases: name, ranks, what is set for them.
+# Python's cases: name, ranks, the program, what is set for them.
 JOBS = [
-    ("2 ranks", 2, {}),
-    ("4 ranks", 4, {}),
-    ("2 ranks, expandable segments", 2, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
-    ("2 ranks, staged", 2, {"CORRO_GPU_PLANE": "staged"}),
-    ("2 ranks, NCCL", 2, {"CORRO_GPU_PLANE": "nccl"}),
+    ("2 ranks", 2, "run.py", {}),
+    ("4 ranks", 4, "run.py", {}),
+    ("2 ranks, expandable segments", 2, "run.py", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    ("2 ranks, staged", 2, "run.py", {"CORRO_GPU_PLANE": "staged"}),
+    ("2 ranks, NCCL", 2, "run.py", {"CORRO_GPU_PLANE": "nccl"}),
+    ("JAX, 2 ranks", 2, "run_jax.py", {}),
+    ("JAX, 4 ranks, staged", 4, "run_jax.py", {"CORRO_GPU_PLANE": "staged"}),
 ]
 
 
@@ -108,8 +110,8 @@ def run(folder: Path, only: str) -> int:
     for crate in CRATES:
         program = str(folder / crate)
         tests.append((crate, [program, "--ignored", "--nocapture", "--test-threads=1"], env))
-    for name, ranks, more in JOBS:
-        command = ["corro", "run", "-np", str(ranks), PYTHON, "python/tests/gpu/run.py"]
+    for name, ranks, program, more in JOBS:
+        command = ["corro", "run", "-np", str(ranks), PYTHON, f"python/tests/gpu/{program}"]
         tests.append((f"Python, {name}", command, {**env, **more}))
     verdicts = {name: run_one(name, command, env) for name, command, env in tests if only in name}
     print()

@@ -13,12 +13,14 @@ from tqdm import tqdm
 import corro.torch as hvd
 
 
-def options(description: str | None, batch_size: int) -> argparse.Namespace:
+def options(description: str | None, batch_size: int, image_size: int | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=batch_size, help="of each rank")
     parser.add_argument("--warmup", type=int, default=3, help="iterations before the clock starts")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
+    if image_size:
+        parser.add_argument("--image-size", type=int, default=image_size, help="pixels of a side, 64 or more")
     parser.add_argument("--fp16", action="store_true", help="send gradients as 16-bit floats")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
@@ -43,6 +45,8 @@ def measure(step: Callable[[], None], chosen: argparse.Namespace, each: bool = F
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
+        # For whoever watches (corro run --page, --record); images of all ranks, each of which says the same or nearly so.
+        hvd.log(step=number + 1, images_per_second=hvd.size() * chosen.batch_size / times[-1])
         if each and hvd.rank() == 0:
             print(f"iteration {number + 1:3d}   {times[-1] * 1e3:8.1f} ms", flush=True)
     rate = hvd.allreduce(torch.tensor(chosen.batch_size / statistics.median(times)), op=hvd.Sum, name="rate").item()

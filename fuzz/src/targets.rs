@@ -11,6 +11,7 @@ pub mod notes;
 pub mod page_requests;
 pub mod plane_facts;
 pub mod store_session;
+pub mod trace_files;
 
 /// What takes bytes, and what it is called.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +23,7 @@ pub struct Target {
 }
 
 /// All there are.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "agent_messages", run: agent_messages::run },
     Target { name: "codec", run: codec::run },
     Target { name: "engine_messages", run: engine_messages::run },
@@ -34,4 +35,5 @@ pub const TARGETS: [Target; 11] = [
     Target { name: "page_requests", run: page_requests::run },
     Target { name: "plane_facts", run: plane_facts::run },
     Target { name: "store_session", run: store_session::run },
+    Target { name: "trace_files", run: trace_files::run },
 ];

@@ -216,8 +216,10 @@ def tensorflow_problem() -> str | None:
 def tensorflow_xla_problem() -> str | None:
     """Makes collectives known to XLA; why that is not possible, or None."""
 
-def jax_handler(futures: int | None = None) -> Any:
-    """The function that compiled programs call, as XLA takes it; `futures` is where XLA has its functions for futures."""
+def jax_handlers(futures: int | None = None) -> tuple[Any, Any]:
+    """The functions that compiled programs call, as XLA takes them: with host memory, and with that of a GPU. `futures` is
+    where XLA has its functions for futures.
+    """
 
 def jax_failure(text: str) -> BaseException | None:
     """The exception behind an error of XLA's with this text, if that is why a collective has failed."""

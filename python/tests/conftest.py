@@ -12,16 +12,21 @@ os.environ.setdefault("CORRO_FLIGHT_RECORD_DIR", RECORDS.name)
 FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 
 # What no framework is needed for is tested with torch.
-WITHOUT_FRAMEWORK = ["*test_alone.py", "*test_rules.py", "*/test_jobs.py", "*test_elastic*.py"]
+WITHOUT_FRAMEWORK = ["*test_alone.py", "*test_rules.py", "*test_jobs.py", "*test_watching.py", "*test_elastic*.py"]
 
 collect_ignore_glob = {
-    "torch": ["*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_mxnet*.py"],
-    "tensorflow": ["*test_torch*.py", "*test_jax*.py", "*test_mxnet*.py", *WITHOUT_FRAMEWORK],
-    "jax": ["*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_mxnet*.py", *WITHOUT_FRAMEWORK],
-    "mxnet": [
-        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_typing.py"),
+    "torch": ["*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_mxnet*.py", "*test_spark*.py"],
+    "tensorflow": ["*test_torch*.py", "*test_jax*.py", "*test_mxnet*.py", "*spark/*", *WITHOUT_FRAMEWORK],
+    "jax": [
+        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_mxnet*.py", "*spark/*"),
         *WITHOUT_FRAMEWORK,
     ],
+    "mxnet": [
+        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_typing.py"),
+        *("*spark/*", *WITHOUT_FRAMEWORK),
+    ],
+    # Only its own folder is run.
+    "spark": [],
 }[FRAMEWORK]
 
 

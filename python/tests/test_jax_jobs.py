@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,27 +12,24 @@ from test_jobs import run_job
 HERE = Path(__file__).parent
 FILES = [*sorted((HERE / "parallel").glob("test_jax*.py")), HERE / "parallel" / "test_cases.py"]
 JAX = {"CORRO_TEST_FRAMEWORK": "jax", "JAX_PLATFORMS": "cpu"}
-TWO_DEVICES = "--xla_force_host_platform_device_count=2"
+# So that a program can be compiled for several devices; all others are compiled for the first of them.
+TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+THOROUGH = bool(os.environ.get("CORRO_TEST_THOROUGH"))
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_on_all_ranks(size: int) -> None:
-    # Compiling takes most of the time. Everything runs on two ranks; on others, what depends on how many they are.
+    # Compiling takes most of the time. Everything runs on two ranks; on others, what depends on how many they are, and in
+    # `make deep` all of it.
     files = FILES if size == 2 else [HERE / "parallel" / "test_jax_ops.py"]
     options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--timeout=120"]
-    options += ["-k", "jit or gradients or devices or different or sets"] if size != 2 else []
-    job = run_job(size, sys.executable, "-m", "pytest", *options, *map(str, files), timeout=880, **JAX)
+    if size != 2 and not THOROUGH:
+        options += ["-k", "(jit and not dtype and not vmap) or gradients or devices or different or sets"]
+    variables = {**JAX, **(TWO_DEVICES if size == 2 else {})}
+    job = run_job(size, sys.executable, "-m", "pytest", *options, *map(str, files), timeout=880, **variables)
     if job.returncode:
         pytest.fail(f"on {size} ranks:\n{job.stdout[-6000:]}\n{job.stderr[-6000:]}", pytrace=False)
-
-
-def test_several_devices_of_a_process() -> None:
-    options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--timeout=120", "-k", "devices"]
-    file = str(HERE / "parallel" / "test_jax_ops.py")
-    job = run_job(2, sys.executable, "-m", "pytest", *options, file, **JAX, XLA_FLAGS=TWO_DEVICES)
-    assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
-    assert "1 passed" in job.stdout, job.stdout
 
 
 def run_script(size: int, text: str, tmp_path: Path, *options: str, **variables: str) -> str:
@@ -110,28 +108,68 @@ def test_a_rank_ends_what_it_has_begun(tmp_path: Path) -> None:
     assert "sum" in run_script(2, IN_FLIGHT, tmp_path)
 
 
+# At first nothing is wrong: ranks only come at different times, while one computes, sleeps, or waits for something else.
+# Then each waits in a compiled program for what the other does not run.
 WRONG = """
-import jax, jax.numpy as jnp, corro.jax as hvd
+import threading, time, jax, jax.numpy as jnp, corro.jax as hvd
 try:
     hvd.allreduce(jnp.ones(1))
 except ValueError as error:
     assert "use hvd.init()" in str(error), error
 hvd.init()
+first = hvd.rank() == 0
+slow = jax.jit(lambda x, n: hvd.allreduce(jax.lax.fori_loop(0, n, lambda i, y: jnp.cos(y), x).sum(), op=hvd.Max))
+slow(jnp.ones(30_000), 1).block_until_ready()
+
+# One computes in XLA, and waits for the barrier meanwhile; the other comes to that when the computation is done.
+began = time.monotonic()
+result = slow(jnp.ones(30_000), 3000 if first else 1)
+if first:
+    hvd.barrier()
+assert result > 0
+if not first:
+    hvd.barrier()
+print("computed for", time.monotonic() - began, flush=True)
+
+# One has begun, and sleeps; what the other waits for comes afterwards. (JAX waits for small programs itself, but not for
+# those with a loop.)
+mine = slow(jnp.ones(30_000), 1) if first else None
+if first:
+    time.sleep(1.5)
+assert hvd.broadcast_object(7, name="late") == 7
+mine = slow(jnp.ones(30_000), 1) if mine is None else mine
+assert mine > 0
+
+# The same, with one that comes from another thread.
+named = [jax.jit(lambda x, name=name: hvd.allreduce(x, op=hvd.Sum, name=name)) for name in ("one", "two")]
+late = []
+other = threading.Thread(target=lambda: (time.sleep(1.5), late.append(named[first](jnp.ones(2)).tolist())))
+if first:
+    other.start()
+both = [f(jnp.ones(2)).tolist() for f in ([named[not first]] if first else named)]
+if first:
+    other.join()
+assert both + late == [[2.0] * 2] * 2, (both, late)
+
 mine = "ab"[hvd.rank()]
-step = jax.jit(lambda x: hvd.allreduce(x, name=mine))
+began = time.monotonic()
 try:
-    step(jnp.ones(3)).block_until_ready()
+    jax.jit(lambda x: hvd.allreduce(x, name=mine))(jnp.ones(3)).block_until_ready()
 except Exception as error:
     text = str(error)
-    assert "[allreduce.a] (last submitted allreduce allreduce.b" in text or "[allreduce.b] (last submitted" in text, text
+    assert "deadlock" in text, text
+    assert "rank 0 on" in text and "waits for 'allreduce.a', which rank 1 has not submitted" in text, text
+    assert "waits for 'allreduce.b', which rank 0 has not submitted" in text, text
 else:
     raise AssertionError("it never ends")
+print("told after", time.monotonic() - began, flush=True)
 hvd.shutdown()
 """
 
 
 def test_ranks_that_run_different_programs_are_told_which(tmp_path: Path) -> None:
-    run_script(2, WRONG, tmp_path, CORRO_TIMEOUT="4")
+    # Long before CORRO_TIMEOUT.
+    assert run_script(2, WRONG, tmp_path).count("told after") == 2
 
 
 # Ranks that know each other by JAX's own means as well; devices of others are not this process's.
@@ -178,15 +216,16 @@ def test_examples(tmp_path: Path) -> None:
     script = tmp_path / "examples.py"
     script.write_text(EXAMPLES)
     folder = HERE.parent.parent / "examples" / "jax"
-    examples = [
-        "digits.py --epochs 3",
-        "transformer.py --steps 5 --batch-size 2",
-        "synthetic_benchmark.py --batch-size 2 --warmup 1 --iterations 2",
-        "elastic_digits.py --epochs 1",
-    ]
+    examples = ["digits.py --epochs 3", "elastic_digits.py --epochs 1"]
+    if THOROUGH:
+        examples += [
+            "transformer.py --steps 5 --batch-size 2",
+            "synthetic_benchmark.py --batch-size 2 --warmup 1 --iterations 2",
+        ]
     job = run_job(2, sys.executable, str(script), str(folder), *examples, timeout=580, **JAX)
     assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
-    assert "images/s in all" in job.stdout
-    assert "letters/s" in job.stdout
+    if THOROUGH:
+        assert "images/s in all" in job.stdout
+        assert "letters/s" in job.stdout
     accuracy = float(job.stdout.split("test accuracy ")[1].split("%")[0])
     assert accuracy > 85, job.stdout

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
 from test_jobs import run_job
 
 from corro._command import program
@@ -54,6 +56,70 @@ def test_a_slow_rank_is_named_and_values_are_averaged(tmp_path: Path) -> None:
     assert means == [1.0] * 40
     assert {v["ranks"] for v in values} == {3}
     assert "done 2" in (logs / "rank.2" / "stdout").read_text()
+
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.mark.skipif(not os.environ.get("CORRO_TEST_THOROUGH"), reason="a large model: `make deep` does it")
+def test_alexnet_leaves_a_picture_of_its_run(tmp_path: Path) -> None:
+    record, picture = tmp_path / "run.corro", tmp_path / "run.html"
+    script = [str(EXAMPLES / "torch" / "alexnet.py"), "--image-size", "64", "--batch-size", "1", "--iterations", "4"]
+    job = run_job(2, "--record", str(record), sys.executable, *script)
+    assert job.returncode == 0, job.stderr[-3000:]
+    report = [program(), "report", str(record), "--html", str(picture)]
+    said = subprocess.run(report, capture_output=True, text=True, check=True).stdout
+    assert "images_per_second" in said, said
+    # 61 million parameters: the first fully connected layer has most of them, 151 MB.
+    assert re.search(r"\n +\d+ +[\d.]+ +150\.995 .*grouped_allreduce", said), said
+    recorded = json.loads(record.read_text())
+    assert [step for step, _ in recorded["training"]["images_per_second"]] == [1, 2, 3, 4]
+    assert "window.RECORDING=" in picture.read_text()
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    cells = json.loads((EXAMPLES / "notebooks" / "watching.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    script = tmp_path / "notebook.py"
+    script.write_text(code)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(script)]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "step    0  loss" in ran.stdout, ran.stdout
+    assert "2 ranks" in ran.stdout, ran.stdout
+    (whole,) = tmp_path.glob("*/report.html")
+    assert "window.RECORDING=" in whole.read_text()
+
+
+def test_the_python_launcher_watches(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(
+        """
+import corro, sys
+
+def train():
+    import numpy, time
+    import corro.numpy as hvd
+    hvd.init()
+    for step in range(30):
+        hvd.allreduce(numpy.ones(10), name="x")
+        hvd.log(step=step, loss=1.0)
+        time.sleep(0.02)
+    return hvd.rank()
+
+print(corro.run(train, num_proc=2, page=True, record=sys.argv[1], report=sys.argv[2], watch=True))
+"""
+    )
+    record, report = tmp_path / "run.corro", tmp_path / "report.html"
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    command = [sys.executable, str(script), str(record), str(report)]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "[0, 1]" in ran.stdout, ran.stdout
+    assert "corro.run: watch this job at http://127.0.0.1:" in ran.stderr, ran.stderr
+    assert json.loads(record.read_text())["state"] == "done"
+    assert "window.RECORDING=" in report.read_text()
 
 
 HANGING = """

@@ -47,6 +47,11 @@ impl<'a> Tensor<'a> {
         self.place
     }
 
+    /// What this member brings, if that is elsewhere, and the result's place.
+    pub fn parts(&mut self) -> (Option<&[u8]>, &mut [u8]) {
+        (self.input, self.place)
+    }
+
     /// A part of both: what this member brings, if that is elsewhere, and the result's place.
     pub(crate) fn part(&mut self, range: Range<usize>) -> (Option<&[u8]>, &mut [u8]) {
         (self.input.map(|input| &input[range.clone()]), &mut self.place[range])

@@ -22,7 +22,7 @@ impl Reduction {
     }
 
     /// What multiplies the reduced value among `ranks` ranks.
-    pub(crate) fn factor(&self, ranks: usize) -> f64 {
+    pub fn factor(&self, ranks: usize) -> f64 {
         match self.op {
             ReduceOp::Average => self.postscale / ranks as f64,
             _ => self.postscale,

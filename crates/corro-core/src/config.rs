@@ -133,6 +133,8 @@ variables! {
         "The pipe through which this process tells its launcher how it gets on: its number, device and inode. Set by the launcher if somebody watches.";
     STACKS = "CORRO_STACKS", horovod: None, default: "none", kind: Kind::Text,
         "The pipe through which this process tells its launcher where its threads are: its number, device and inode. Set by the launcher if somebody watches.";
+    REQUESTS = "CORRO_REQUESTS", horovod: None, default: "none", kind: Kind::Text,
+        "The pipe through which the launcher asks this process for its flight record: its number, device and inode. Set by the launcher if somebody watches.";
     JOB_ID = "CORRO_JOB_ID", horovod: None, default: "what the launcher around us calls the job", kind: Kind::Text,
         "Names the job where ranks meet without `corro run`. The same on all ranks, different from all other jobs of the user.";
     MEET_DIR = "CORRO_MEET_DIR", horovod: None, default: "$XDG_RUNTIME_DIR/corro on one host, ~/.corro/meet on several", kind: Kind::Text,
@@ -155,6 +157,12 @@ variables! {
         "Seconds for which the processes of an elastic job go on when their launcher is gone, before they are ended.";
     START_TIMEOUT = "CORRO_START_TIMEOUT", horovod: Some("HOROVOD_START_TIMEOUT"), default: "30", kind: Kind::Seconds,
         "Seconds within which the launcher must have reached every host.";
+    SPARK_START_TIMEOUT = "CORRO_SPARK_START_TIMEOUT", horovod: Some("HOROVOD_SPARK_START_TIMEOUT"), default: "600", kind: Kind::Seconds,
+        "Seconds within which Spark must have started all tasks of `corro.spark.run`.";
+    SPARK_DEVICES = "CORRO_SPARK_DEVICES", horovod: None, default: "none", kind: Kind::Text,
+        "The GPUs that Spark has given to this rank's task, with commas between them. Set by `corro.spark`.";
+    SPARK_USE_LOCAL_RANK_GPU_INDEX = "CORRO_SPARK_USE_LOCAL_RANK_GPU_INDEX", horovod: Some("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX"), default: "0", kind: Kind::Flag,
+        "1: estimators on Spark take the GPU of their local rank, and not the one that Spark has given to their task.";
     REMOTE_CORRO = "CORRO_REMOTE_CORRO", horovod: None, default: "the path of the one that is running", kind: Kind::Text,
         "The `corro` program on the other hosts.";
     REMOTE_SHELL = "CORRO_REMOTE_SHELL", horovod: None, default: "ssh", kind: Kind::Text,
@@ -193,6 +201,8 @@ variables! {
         "json: each line of the log is a JSON object with time, level, place, speaker and text, for programs that collect logs.";
     TIMELINE = "CORRO_TIMELINE", horovod: Some("HOROVOD_TIMELINE"), default: "none", kind: Kind::Text,
         "File for a timeline in Horovod's format, written by rank 0; `DYNAMIC`: none yet, but the program may start one.";
+    DISABLE_NVTX_RANGES = "CORRO_DISABLE_NVTX_RANGES", horovod: Some("HOROVOD_DISABLE_NVTX_RANGES"), default: "0", kind: Kind::Flag,
+        "1: no ranges for NVIDIA's profilers. They are made where a profiler watches a rank, and only there.";
     TIMELINE_MARK_CYCLES = "CORRO_TIMELINE_MARK_CYCLES", horovod: Some("HOROVOD_TIMELINE_MARK_CYCLES"), default: "0", kind: Kind::Flag,
         "1: the timeline marks each round of agreement.";
     TIMELINE_CAP = "CORRO_TIMELINE_CAP", horovod: None, default: "1073741824", kind: Kind::Count(0, 1 << 50),
@@ -239,6 +249,10 @@ variables! {
         "1: also ranks of one host compress what they tell each other, where a program asks for compression. For tests: inside a host bytes cost less than compression does. The same on all ranks.";
     NCCL_LIBRARY = "CORRO_NCCL_LIBRARY", horovod: None, default: "the one that is loaded already, else the framework's, else the system's", kind: Kind::Text,
         "The file of NCCL (`libnccl.so.2`, 2.14 or newer) that ranks with GPUs use.";
+    CPU_OPERATIONS = "CORRO_CPU_OPERATIONS", horovod: Some("HOROVOD_CPU_OPERATIONS"), default: "corro", kind: Kind::OneOf(&["corro", "gloo", "ccl", "mpi"]),
+        "Who moves tensors of the host: `corro` (its own connections and shared memory; `gloo` and `ccl` mean the same) or `mpi` (an MPI library that is found at run time; the job must be started by its `mpiexec`).";
+    MPI_LIBRARY = "CORRO_MPI_LIBRARY", horovod: None, default: "the one that is loaded already, else what fits who started this process", kind: Kind::Text,
+        "The file of the MPI library (`libmpi_abi.so.1`, `libmpi.so.12`, `libmpi.so.40`) that ranks use where MPI moves their tensors.";
     GPU_PLANE = "CORRO_GPU_PLANE", horovod: None, default: "the first of them that can serve a tensor", kind: Kind::OneOf(&["cuda-ipc", "hierarchical", "nccl", "staged"]),
         "Who moves tensors of GPUs: `cuda-ipc` (memory of GPUs of one host), `hierarchical` (that inside a host, and NCCL across), `nccl`, `staged` (through host memory). The same on all ranks. What it can't serve is an error.";
 }
@@ -310,11 +324,13 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
     ),
     ("the user, for libraries", &["OMP_NUM_THREADS", "NCCL_HOSTID"]),
     ("Kubernetes", &["JOB_COMPLETION_INDEX"]),
+    ("Databricks", &["DATABRICKS_RUNTIME_VERSION"]),
     ("TensorFlow and Keras users", &["KERAS_BACKEND", "TF_USE_LEGACY_KERAS"]),
     (
         "Kubeflow's Trainer",
         &["PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"],
     ),
+    ("NVIDIA's profilers", &["NVTX_INJECTION64_PATH"]),
     ("the system", &["XDG_RUNTIME_DIR", "HOME", "SSH_CONNECTION", "NO_COLOR"]),
 ];
 

@@ -17,6 +17,7 @@
 //! | [`buffer`] | a tensor's memory, and what keeps it alive |
 //! | [`blocks`] | large memory that is used again |
 //! | [`deadline`] | a moment after which waiting ends |
+//! | [`functions`] | tables of the functions of libraries that are opened at run time |
 
 pub mod blocks;
 pub mod buffer;
@@ -27,6 +28,7 @@ pub mod deadline;
 pub mod departure;
 pub mod dtype;
 pub mod error;
+pub mod functions;
 pub mod ids;
 pub mod reduce_op;
 pub mod shape;

@@ -5,13 +5,13 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
+use corro_core::functions::why;
 use corro_core::{Error, Result};
 use libloading::Library;
 
 use crate::device::Device;
 use crate::failure::check;
-use crate::functions::why;
-use crate::sys::{Functions, NO_DEVICE, version_text};
+use crate::sys::{Functions, NO_DEVICE, POINTER_DEVICE_ORDINAL, version_text};
 
 /// NVIDIA's driver in this process. It is never closed again.
 pub struct Driver {
@@ -79,6 +79,17 @@ impl Driver {
             )));
         }
         Device::open(&self.functions, ordinal)
+    }
+
+    /// The number of the GPU that has the memory at this address.
+    pub fn device_with(&self, address: u64) -> Result<usize> {
+        let mut ordinal: c_int = 0;
+        // SAFETY: it writes one int for this attribute; any number may be asked for.
+        let code = unsafe {
+            (self.functions.cuPointerGetAttribute)((&raw mut ordinal).cast(), POINTER_DEVICE_ORDINAL, address)
+        };
+        check(&self.functions, code, || format!("asking which GPU has the address {address:#x}"))?;
+        usize::try_from(ordinal).map_err(|_| Error::Usage(format!("the memory at {address:#x} is not that of a GPU")))
     }
 }
 

@@ -1,6 +1,6 @@
 //! CUDA without a compiler and without a link: what Corro needs of GPUs, opened when it is first asked for.
 //!
-//! Floor 1 of Corro. It owns the driver (`libcuda.so.1`), NCCL (`libnccl.so.2`), and the few kernels that Corro brings
+//! Floor 1 of Corro. It owns the driver (`libcuda.so.1`), NCCL (`libnccl.so.2`), what tells how busy a GPU is (`libnvidia-ml.so.1`), and the few kernels that Corro brings
 //! itself. A host without a GPU loads nothing: nothing is opened before the first call of [`driver()`]. It never starts a
 //! thread, knows nothing of ranks beyond NCCL's numbers, and decides nothing: who copies what to whom is decided above.
 //!
@@ -18,6 +18,8 @@
 //! | `signal` | numbers in memory by which streams of several processes wait for each other |
 //! | [`kernels`] | reduce, copy many pieces, Adasum, to the bit as `corro-kernels` does |
 //! | [`nccl`] | collectives between GPUs, by NVIDIA |
+//! | [`nvml`] | how busy the GPU of this process is |
+//! | [`nvtx`] | spans of time for NVIDIA's profilers |
 //!
 //! # What is safe
 //! Memory of a GPU is no memory of Rust: a kernel that reads it too early or too late reads wrong numbers, and a wrong
@@ -31,11 +33,12 @@ pub mod device;
 pub mod driver;
 pub mod event;
 mod failure;
-mod functions;
 pub mod kernels;
 pub mod mappings;
 pub mod memory;
 pub mod nccl;
+pub mod nvml;
+pub mod nvtx;
 pub mod sharing;
 pub mod shelf;
 mod signal;

@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use corro_core::Error;
 use libloading::Library;
 
-use crate::functions::function_table;
+use corro_core::functions::function_table;
 
 /// What every function returns: 0, or the number of an error.
 pub(crate) type Code = c_int;
@@ -55,6 +55,7 @@ pub(crate) const IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 /// Pinned for all contexts, and reachable from kernels. The flags of `cuMemHostAlloc` and `cuMemHostRegister` are the same.
 pub(crate) const MEM_HOST_PORTABLE_MAPPED: c_uint = 1 | 2;
 
+pub(crate) const POINTER_DEVICE_ORDINAL: c_int = 9;
 pub(crate) const POINTER_IPC_CAPABLE: c_int = 10;
 
 function_table! {

@@ -226,12 +226,15 @@ impl Core {
         }
     }
 
-    /// Starts what watches from the beginning: timeline, trace, the tuner's log.
+    /// Starts what watches from the beginning: timeline, ranges, trace, the tuner's log.
     pub(crate) fn start_observers(&self) {
         let (rank, watch) = (self.fabric.rank(), &self.options.watching);
         let mut results = Vec::new();
         if let Some(path) = watch.timeline.as_ref().filter(|_| rank == Rank::ZERO) {
             results.push(self.observers.start_timeline(path, watch.cap, watch.mark_cycles, self.now()));
+        }
+        if watch.ranges {
+            results.push(self.observers.start_ranges());
         }
         if let Some(path) = &watch.trace {
             results.push(self.observers.start_trace(path, rank, &self.fabric.card(rank).host, watch.cap));

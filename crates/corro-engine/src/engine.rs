@@ -95,7 +95,7 @@ impl Engine {
         if core.options.watching.trace.is_some() {
             global.align_clocks()?;
         }
-        let feed = Feed::start(&core, &global, place.local_rank == 0);
+        let feed = Feed::start(&core, &global, &sets, place.local_rank == 0);
         Ok(Self(Arc::new(Handle { core, sets, global, place, feed, forks, process })))
     }
 

@@ -7,7 +7,7 @@
 //! | part | does |
 //! | --- | --- |
 //! | `engine`, `options`, `submission`, `ticket`, `promise` | what programs see |
-//! | `core`, `sets`, `threads` | what all process sets share; which there are, and how they end; the program's threads |
+//! | `core`, `sets`, `threads`, `process` | what all process sets share; which there are, and how they end; the program's threads, and those of others |
 //! | `set` | one process set at work |
 //! | `watch` ([`timeline`], [`trace`], [`metrics`], [`recorder`], [`clock`]) | what is written down about a job |
 //! | `tuning` ([`autotune`], [`gaussian`]) | which settings to try next; pure |
@@ -19,6 +19,7 @@ mod core;
 mod engine;
 mod options;
 mod primitive;
+mod process;
 mod promise;
 mod set;
 mod sets;
@@ -37,6 +38,7 @@ pub use corro_planes::{Allocate, CompressionEntry, DeviceMemory, Done, Ledger, M
 pub use engine::Engine;
 pub use options::{Options, Tuning, Watching};
 pub use submission::{GLOBAL, Submission};
+pub use threads::expect_foreign_threads;
 pub use ticket::Ticket;
 pub use tuning::{autotune, gaussian};
 pub use watch::{clock, metrics, recorder, timeline, trace};

@@ -118,6 +118,7 @@ fn longest_stall(warn: Duration, stall: Option<Duration>, timeout: Option<Durati
 
 /// What is written down about a job.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Watching {
     /// Horovod's timeline, written by rank 0.
     pub timeline: Option<PathBuf>,
@@ -125,6 +126,8 @@ pub struct Watching {
     pub on_request: bool,
     /// Whether the timeline marks each round of agreement.
     pub mark_cycles: bool,
+    /// Whether NVIDIA's profilers are told what happens, where one watches.
+    pub ranges: bool,
     /// The trace of all ranks, each with a file beside this path.
     pub trace: Option<PathBuf>,
     /// Bytes that a file may have.
@@ -138,7 +141,16 @@ pub struct Watching {
 impl Default for Watching {
     fn default() -> Self {
         let cap = crate::watch::timeline::CAP;
-        Self { timeline: None, on_request: false, mark_cycles: false, trace: None, cap, records: None, feed: false }
+        Self {
+            timeline: None,
+            on_request: false,
+            mark_cycles: false,
+            ranges: true,
+            trace: None,
+            cap,
+            records: None,
+            feed: false,
+        }
     }
 }
 
@@ -149,6 +161,7 @@ impl Watching {
             on_request: timeline.is_some(),
             timeline: timeline.filter(|t| t != "DYNAMIC").map(PathBuf::from),
             mark_cycles: config::TIMELINE_MARK_CYCLES.flag(false),
+            ranges: !config::DISABLE_NVTX_RANGES.flag(false),
             trace: config::TRACE.value().map(PathBuf::from),
             cap: config::TIMELINE_CAP.number(crate::watch::timeline::CAP)?,
             records: match config::RECORDS.value() {

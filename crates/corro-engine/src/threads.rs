@@ -5,15 +5,34 @@
 //! can say that it is in a deadlock (see [`corro_agreement::deadlock`]). A thread that hands its tensors over and goes on
 //! to other work, as TensorFlow's do, never counts as waiting, and so neither does its process.
 //!
+//! Where code that XLA has compiled takes part ([`expect_foreign_threads`]), a program's threads are not those that submit. There
+//! everything counts as waited for that somebody is to be told the end of, and the program does nothing if all of its process
+//! sleeps ([`crate::process`]).
+//!
 //! Nothing here is in the way of an operation that succeeds at once: a thread is written down when it goes to sleep.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use crate::process::{self, Asleep};
+
 /// All must have waited for so long: most waits are over sooner, and are nobody's business.
 const SETTLED: Duration = Duration::from_millis(200);
+
+/// Whether code takes part whose threads are not known.
+static FOREIGN: AtomicBool = AtomicBool::new(false);
+
+/// From now on tensors of this process may come from threads that work for others: a compiler's, which may run any part of a
+/// program on any of its threads. To be called before the first of them comes.
+pub fn expect_foreign_threads() {
+    FOREIGN.store(true, Ordering::Relaxed);
+}
+
+fn are_foreign() -> bool {
+    FOREIGN.load(Ordering::Relaxed)
+}
 
 /// The threads of one engine's program.
 pub(crate) struct Threads {
@@ -25,6 +44,12 @@ pub(crate) struct Threads {
 struct Inner {
     taking_part: usize,
     waiting: Vec<Waiting>,
+    /// Of those that wait: as the system numbers them.
+    sleepers: Vec<u32>,
+    /// Code that was told an end, and may be doing what comes next.
+    resuming: usize,
+    /// The process when it was last looked at, if it slept.
+    seen: Option<Asleep>,
     /// Counts all changes; and when the last one was.
     stirred: u64,
     since: Instant,
@@ -78,13 +103,43 @@ impl Inner {
         self.stirred += 1;
         self.since = Instant::now();
     }
+
+    fn remove(&mut self, waiting: Waiting) {
+        if let Some(at) = self.waiting.iter().position(|w| *w == waiting) {
+            self.waiting.swap_remove(at);
+        }
+        self.stir();
+    }
+
+    /// What is waited for, if nothing has changed for a while.
+    fn blocked(&self) -> Option<Blocked> {
+        (self.since.elapsed() >= SETTLED).then(|| Blocked { stirred: self.stirred, waiting: self.waiting.clone() })
+    }
+
+    /// The same where threads are not known, given how the process was found to sleep. It must have done so for a while.
+    fn blocked_if(&mut self, asleep: Option<Asleep>) -> Option<Blocked> {
+        let before = std::mem::replace(&mut self.seen, asleep);
+        let now = self.seen.as_ref()?;
+        if before.as_ref() != Some(now) {
+            self.stir();
+        }
+        self.blocked()
+    }
 }
 
 impl Threads {
     pub(crate) fn new() -> Arc<Self> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let inner = Inner { taking_part: 0, waiting: Vec::new(), stirred: 0, since: Instant::now() };
+        let inner = Inner {
+            taking_part: 0,
+            waiting: Vec::new(),
+            sleepers: Vec::new(),
+            resuming: 0,
+            seen: None,
+            stirred: 0,
+            since: Instant::now(),
+        };
         Arc::new(Self { number, inner: Mutex::new(inner) })
     }
 
@@ -92,6 +147,9 @@ impl Threads {
     pub(crate) fn take_part(self: &Arc<Self>) {
         if LAST.get() != self.number {
             self.write_down();
+        }
+        if are_foreign() {
+            self.lock().stir();
         }
     }
 
@@ -112,20 +170,39 @@ impl Threads {
     }
 
     /// This thread waits until what is given here is dropped.
-    pub(crate) fn wait(self: &Arc<Self>, set: u32, promise: usize) -> Asleep<'_> {
+    pub(crate) fn wait(self: &Arc<Self>, set: u32, promise: usize) -> Sleeper<'_> {
         self.take_part();
-        let waiting = Waiting { set, promise };
+        let (waiting, thread) = (Waiting { set, promise }, process::this_thread());
         let mut inner = self.lock();
         inner.waiting.push(waiting);
+        inner.sleepers.push(thread);
         inner.stir();
-        Asleep { threads: self, waiting }
+        Sleeper { threads: self, waiting, thread }
     }
 
-    /// What all threads wait for, if all wait and have done so for a while.
+    /// Somebody is told when a promise is kept, and may be unable to go on before. `None` if that is nothing to wait for: the
+    /// threads that take part do that by themselves.
+    pub(crate) fn call(self: &Arc<Self>, set: u32, promise: usize) -> Option<Call> {
+        are_foreign().then(|| {
+            let waiting = Waiting { set, promise };
+            let mut inner = self.lock();
+            inner.waiting.push(waiting);
+            inner.stir();
+            Call { threads: Arc::clone(self), waiting }
+        })
+    }
+
+    /// What the program waits for, if it does nothing else and has done so for a while.
     pub(crate) fn blocked(&self) -> Option<Blocked> {
-        let inner = self.lock();
-        (inner.all_wait() && inner.since.elapsed() >= SETTLED)
-            .then(|| Blocked { stirred: inner.stirred, waiting: inner.waiting.clone() })
+        let mut inner = self.lock();
+        if !are_foreign() {
+            return if inner.all_wait() { inner.blocked() } else { None };
+        }
+        if inner.waiting.is_empty() || inner.resuming > 0 || inner.since.elapsed() < SETTLED {
+            return None;
+        }
+        let asleep = process::asleep(&inner.sleepers);
+        inner.blocked_if(asleep)
     }
 
     /// Whether all wait at this moment, be it only since a moment ago.
@@ -139,17 +216,39 @@ impl Threads {
 }
 
 /// A thread that waits.
-pub(crate) struct Asleep<'a> {
+pub(crate) struct Sleeper<'a> {
     threads: &'a Arc<Threads>,
+    waiting: Waiting,
+    thread: u32,
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.threads.lock();
+        if let Some(at) = inner.sleepers.iter().position(|t| *t == self.thread) {
+            inner.sleepers.swap_remove(at);
+        }
+        inner.remove(self.waiting);
+    }
+}
+
+/// Somebody who is to be told that a promise is kept.
+pub(crate) struct Call {
+    threads: Arc<Threads>,
     waiting: Waiting,
 }
 
-impl Drop for Asleep<'_> {
-    fn drop(&mut self) {
-        let mut inner = self.threads.lock();
-        if let Some(at) = inner.waiting.iter().position(|w| *w == self.waiting) {
-            inner.waiting.swap_remove(at);
+impl Call {
+    /// Tells it by `tell`. Whatever comes next may be done in there.
+    pub(crate) fn ends(self, tell: impl FnOnce()) {
+        {
+            let mut inner = self.threads.lock();
+            inner.resuming += 1;
+            inner.remove(self.waiting);
         }
+        tell();
+        let mut inner = self.threads.lock();
+        inner.resuming -= 1;
         inner.stir();
     }
 }
@@ -186,6 +285,42 @@ mod tests {
         assert_ne!(later.stirred, blocked.stirred, "it might have submitted something");
         drop(asleep);
         assert_eq!(after_a_while(&threads), None);
+    }
+
+    #[test]
+    fn a_process_must_sleep_for_a_while() {
+        let threads = Threads::new();
+        let mut inner = threads.lock();
+        inner.waiting.push(Waiting { set: 0, promise: 5 });
+        let mut looks = |asleep: Option<Asleep>| {
+            inner.since -= SETTLED;
+            inner.blocked_if(asleep)
+        };
+        let (one, two) = (Asleep::from([(1, 10)]), Asleep::from([(1, 11)]));
+        assert_eq!(looks(Some(one.clone())), None, "only seen once");
+        let blocked = looks(Some(one.clone())).unwrap();
+        assert_eq!(blocked.waiting, [Waiting { set: 0, promise: 5 }]);
+        assert_eq!(looks(Some(one.clone())), Some(blocked.clone()), "nothing has happened");
+        assert_eq!(looks(Some(two.clone())), None, "a thread has been awake in between");
+        let later = looks(Some(two.clone())).unwrap();
+        assert_ne!(later.stirred, blocked.stirred);
+        assert_eq!(looks(None), None, "one is awake");
+        assert_eq!(looks(Some(two)), None, "it is only seen once again");
+    }
+
+    #[test]
+    fn a_call_is_waited_for_until_it_is_told() {
+        let threads = Threads::new();
+        assert!(threads.call(0, 7).is_none(), "threads of this process are known");
+        let waiting = Waiting { set: 0, promise: 7 };
+        threads.lock().waiting.push(waiting);
+        let call = Call { threads: Arc::clone(&threads), waiting };
+        call.ends(|| {
+            let inner = threads.lock();
+            assert!(inner.waiting.is_empty());
+            assert_eq!(inner.resuming, 1);
+        });
+        assert_eq!(threads.lock().resuming, 0);
     }
 
     #[test]

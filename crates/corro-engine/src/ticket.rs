@@ -75,11 +75,14 @@ impl Ticket {
     /// other tickets.
     pub fn on_done(self, act: impl FnOnce(Result<Outcome>) + Send + 'static) {
         let set = self.set;
-        set.flies();
+        let call = set.flies(&self.promise);
         self.promise.watch(Box::new(move |outcome| {
             set.has_landed();
             set.looked();
-            act(outcome);
+            match call {
+                Some(call) => call.ends(|| act(outcome)),
+                None => act(outcome),
+            }
         }));
     }
 }

@@ -4,6 +4,7 @@ pub mod clock;
 pub(crate) mod feed;
 pub(crate) mod life;
 pub mod metrics;
+pub(crate) mod nvtx;
 pub(crate) mod observers;
 pub(crate) mod record_file;
 pub mod recorder;

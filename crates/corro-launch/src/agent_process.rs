@@ -207,6 +207,10 @@ impl Reader {
             let shown = match &report {
                 Report::Output { process, error, bytes } => lock(&self.output).put(*process, *error, bytes),
                 Report::Exited { process, .. } => lock(&self.output).finish(*process),
+                Report::Logged(line) => {
+                    corro_log::pass_on(line);
+                    Ok(())
+                }
                 _ => Ok(()),
             };
             self.showing.store(false, Ordering::Relaxed);
@@ -214,9 +218,11 @@ impl Reader {
                 let _ = self.events.send(Event::OutputClosed);
             }
             let event = match report {
-                Report::Output { .. } | Report::Told { .. } | Report::Stacks { .. } | Report::Beat => {
-                    Event::Alive(self.host)
-                }
+                Report::Output { .. }
+                | Report::Told { .. }
+                | Report::Stacks { .. }
+                | Report::Logged(_)
+                | Report::Beat => Event::Alive(self.host),
                 report => Event::Report(self.host, report),
             };
             let _ = self.events.send(event);

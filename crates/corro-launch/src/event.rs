@@ -3,6 +3,7 @@
 use std::sync::mpsc::Sender;
 
 use corro_membership::message::ToDriver;
+use corro_observe::watcher::Question;
 use corro_transport::messages::MessageEvent;
 
 use crate::agent::message::Report;
@@ -29,8 +30,8 @@ pub(crate) enum Event {
     Hosts(Vec<(Host, bool)>),
     /// In an elastic job: the hosts could not be found out at all.
     NoHosts(String),
-    /// Somebody wants to know where the threads of all processes are.
-    StacksWanted,
+    /// Somebody wants to know this of all processes.
+    Asked(Question),
     /// Something the user should know.
     Complaint(String),
 }

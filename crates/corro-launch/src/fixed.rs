@@ -201,6 +201,7 @@ impl<'a> Running<'a> {
                     | Report::Output { .. }
                     | Report::Told { .. }
                     | Report::Stacks { .. }
+                    | Report::Logged(_)
                     | Report::Beat => Ok(()),
                 }
             }
@@ -213,7 +214,7 @@ impl<'a> Running<'a> {
                 let why = self.launcher.silent(at, reason);
                 self.lose(at, format!("its agent is gone: {why}"))
             }
-            Event::StacksWanted => self.launcher.ask_stacks(),
+            Event::Asked(question) => self.launcher.ask(question),
             Event::Typed(bytes) => self.pass_on_keys(bytes),
             Event::Membership(_) | Event::Hosts(_) | Event::NoHosts(_) | Event::Complaint(_) => Ok(()),
             Event::OutputClosed => self.note(Happening::Interrupt(libc::SIGPIPE)),

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use corro_core::{Deadline, Error, Rank, Result};
+use corro_observe::watcher::Question;
 use corro_transport::secret::Secret;
 use corro_transport::{nic, store};
 use serde_bytes::ByteBuf;
@@ -112,7 +113,7 @@ impl<'a> Launcher<'a> {
         let output = Arc::new(Mutex::new(output));
         if let Some(watcher) = &job.watcher {
             let sender = sender.clone();
-            watcher.ask_stacks_by(move || drop(sender.send(Event::StacksWanted)));
+            watcher.ask_by(move |question| drop(sender.send(Event::Asked(question))));
         }
         Ok(Self { job, secret, agents: Vec::new(), output, store, sender, events, last_beat: Instant::now() })
     }
@@ -259,10 +260,14 @@ impl<'a> Launcher<'a> {
         Ok(lost)
     }
 
-    /// Asks all processes where their threads are.
-    pub(crate) fn ask_stacks(&self) -> Result<()> {
+    /// Asks all processes.
+    pub(crate) fn ask(&self, question: Question) -> Result<()> {
+        let order = match question {
+            Question::Stacks => Order::Stacks,
+            Question::Records => Order::Records,
+        };
         let mut ready = self.agents.iter().filter(|agent| agent.is_ready() && !agent.over);
-        ready.try_for_each(|agent| agent.order(&Order::Stacks))
+        ready.try_for_each(|agent| agent.order(&order))
     }
 
     /// Nothing more is expected of an agent that is lost; should it still be there, all that it has started is ended.

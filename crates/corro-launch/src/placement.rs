@@ -1,6 +1,9 @@
 //! Who runs where: ranks are dealt to hosts in the order given, consecutive within a host.
 //!
-//! Pure. Exactly as many ranks as were asked for are placed; slots left over stay empty.
+//! Pure. Exactly as many ranks as were asked for are placed; slots left over stay empty. Hosts that differ by their account only
+//! (`a@node`, `b@node`) are one machine: their ranks share its accelerators, so no two have the same local rank.
+
+use std::collections::BTreeMap;
 
 use corro_core::{Error, Rank, Result};
 
@@ -62,19 +65,22 @@ pub fn place(size: usize, hosts: &[Host]) -> Result<Vec<Assignment>> {
             count
         })
         .collect();
+    let machines = Machines::of(hosts, &counts);
     let mut rank = 0;
     let mut assignments = Vec::new();
-    for (at, (host, &local_size)) in hosts.iter().zip(&counts).enumerate() {
-        let slots: Vec<Slot> = (0..local_size)
-            .map(|local_rank| {
-                let has = |count: &&usize| **count > local_rank;
+    for (at, (host, &count)) in hosts.iter().zip(&counts).enumerate() {
+        let slots: Vec<Slot> = (0..count)
+            .map(|nth| {
+                let (machine, before) = machines.place_of[at];
+                let local_rank = before + nth;
+                let has = |size: &&usize| **size > local_rank;
                 let slot = Slot {
                     rank: Rank::new(rank),
                     size,
                     local_rank,
-                    local_size,
-                    cross_rank: counts[..at].iter().filter(has).count(),
-                    cross_size: counts.iter().filter(has).count(),
+                    local_size: machines.sizes[machine],
+                    cross_rank: machines.sizes[..machine].iter().filter(has).count(),
+                    cross_size: machines.sizes.iter().filter(has).count(),
                 };
                 rank += 1;
                 slot
@@ -85,6 +91,30 @@ pub fn place(size: usize, hosts: &[Host]) -> Result<Vec<Assignment>> {
         }
     }
     Ok(assignments)
+}
+
+/// The machines behind hosts, in the order of their first host.
+struct Machines {
+    /// How many ranks each has.
+    sizes: Vec<usize>,
+    /// For each host its machine, and how many ranks that has by hosts before this one.
+    place_of: Vec<(usize, usize)>,
+}
+
+impl Machines {
+    fn of(hosts: &[Host], counts: &[usize]) -> Self {
+        let mut found: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut machines = Self { sizes: Vec::new(), place_of: Vec::new() };
+        for (host, count) in hosts.iter().zip(counts) {
+            let machine = *found.entry(&host.name).or_insert(machines.sizes.len());
+            if machine == machines.sizes.len() {
+                machines.sizes.push(0);
+            }
+            machines.place_of.push((machine, machines.sizes[machine]));
+            machines.sizes[machine] += count;
+        }
+        machines
+    }
 }
 
 #[cfg(test)]
@@ -140,6 +170,15 @@ mod tests {
                 .collect();
             assert_eq!(rows, *want, "{size} on {slots:?}");
         }
+    }
+
+    #[test]
+    fn accounts_of_one_machine_share_its_local_ranks() {
+        let host = |user: &str, name: &str| Host { user: Some(user.into()), name: name.into(), slots: 1 };
+        let placed = place(3, &[host("a", "h0"), host("b", "h0"), host("a", "h1")]).unwrap();
+        let slots: Vec<Slot> = placed.iter().flat_map(|a| a.slots.clone()).collect();
+        let rows = slots.iter().map(|s| ((s.local_rank, s.local_size), (s.cross_rank, s.cross_size)));
+        assert!(rows.eq([((0, 2), (0, 2)), ((1, 2), (0, 1)), ((0, 1), (1, 2))]), "{slots:?}");
     }
 
     #[test]

@@ -37,7 +37,12 @@ impl Watch {
                     story.heard(now, number(process), host, note);
                 }
             }
-            Report::Hello { .. } | Report::Stated { .. } | Report::Beat | Report::Ending { .. } | Report::Done => {}
+            Report::Hello { .. }
+            | Report::Stated { .. }
+            | Report::Logged(_)
+            | Report::Beat
+            | Report::Ending { .. }
+            | Report::Done => {}
         });
     }
 }

@@ -45,9 +45,16 @@ impl Options {
     /// What the environment says.
     pub fn from_env() -> Self {
         let colour = std::io::stderr().is_terminal() && config::foreign("NO_COLOR").is_none();
-        let least = config::LOG_LEVEL.value().and_then(|text| level(&text)).unwrap_or(LevelFilter::WARN);
-        let json = config::LOG_FORMAT.value().is_some_and(|format| format.trim().eq_ignore_ascii_case("json"));
-        Self { least, with_time: !config::LOG_HIDE_TIME.flag(false), colour, json }
+        let with_time = !config::LOG_HIDE_TIME.flag(false);
+        Self { with_time, colour, ..Self::of(config::Variable::value) }
+    }
+
+    /// What another process's environment says, whose variables `value` gives. Its lines are for others to show: no colours.
+    pub fn of(value: impl Fn(&config::Variable) -> Option<String>) -> Self {
+        let least = value(&config::LOG_LEVEL).and_then(|text| level(&text)).unwrap_or(LevelFilter::WARN);
+        let json = value(&config::LOG_FORMAT).is_some_and(|format| format.trim().eq_ignore_ascii_case("json"));
+        let hidden = value(&config::LOG_HIDE_TIME).is_some_and(|text| !matches!(text.trim(), "" | "0" | "false"));
+        Self { least, with_time: !hidden, colour: false, json }
     }
 }
 
@@ -99,8 +106,13 @@ pub fn init_rank() {
 
 /// As [`init`], with options from elsewhere.
 pub fn init_with(options: Options, speaker: &str) {
+    init_to(options, speaker, Box::new(pass_on));
+}
+
+/// As [`init_with`], for a process whose lines go elsewhere.
+pub fn init_to(options: Options, speaker: &str, sink: Sink) {
     OF_THIS_PROCESS.get_or_init(|| {
-        let log = Arc::new(Log::new(options, Box::new(write_to_stderr)));
+        let log = Arc::new(Log::new(options, sink));
         log.speak_as(speaker, false);
         let _ = tracing::subscriber::set_global_default(Arc::clone(&log));
         log
@@ -115,8 +127,9 @@ pub fn identify(rank: Rank, host: &str, epoch: Option<u64>) {
     }
 }
 
-/// One write for a line, so that those of several processes do not tear each other.
-fn write_to_stderr(line: &str) {
+/// Writes a line as it is, this process's or one that another has sent. One write for a line, so that those of several processes do
+/// not tear each other.
+pub fn pass_on(line: &str) {
     // Where nobody reads it there is nobody to tell.
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }

@@ -6,6 +6,8 @@
 //! 3. Ranks of a host are consecutive; hosts come in the order of their first worker.
 //! 4. A host takes no more workers than it has slots. A worker keeps its slot as long as it lives, since it may have
 //!    bound itself to the accelerator of that number: it is its local rank. A new one gets the lowest that is free.
+//! 5. Hosts that differ by their account only (`a@node`, `b@node`) are one machine: rules 3 and 4 count slots and local ranks
+//!    by machine. So tasks of a scheduler, each a host to the job, share a machine's accelerators as ranks of one host do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,15 +67,15 @@ pub(crate) fn choose(candidates: &[Candidate<'_>], room: impl Fn(&str) -> usize,
         let first = picked.remove(first);
         picked.insert(0, first);
     }
-    let mut hosts: Vec<&str> = Vec::new();
+    let mut machines: Vec<&str> = Vec::new();
     for candidate in &picked {
-        if !hosts.contains(&candidate.host) {
-            hosts.push(candidate.host);
+        if !machines.contains(&machine(candidate.host)) {
+            machines.push(machine(candidate.host));
         }
     }
     let mut chosen = Vec::with_capacity(picked.len());
-    for host in hosts {
-        let here = || picked.iter().filter(|c| c.host == host);
+    for name in machines {
+        let here = || picked.iter().filter(|c| machine(c.host) == name);
         let mut slots: BTreeSet<usize> = here().filter_map(|c| c.slot).collect();
         for candidate in here() {
             let slot = candidate.slot.unwrap_or_else(|| {
@@ -82,26 +84,31 @@ pub(crate) fn choose(candidates: &[Candidate<'_>], room: impl Fn(&str) -> usize,
                 free
             });
             let new = candidate.was.is_none();
-            chosen.push(Chosen { worker: candidate.worker, host: host.to_owned(), slot, new });
+            chosen.push(Chosen { worker: candidate.worker, host: candidate.host.to_owned(), slot, new });
         }
     }
     chosen
+}
+
+/// The machine of a host: its name without an account.
+fn machine(host: &str) -> &str {
+    host.rsplit_once('@').map_or(host, |(_, machine)| machine)
 }
 
 /// The seats of an epoch whose members are `chosen`.
 pub(crate) fn seats(chosen: &[Chosen], epoch: u64, why: &str, changes: u64) -> Vec<Seat> {
     let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
     for one in chosen {
-        match hosts.iter_mut().find(|(host, _)| *host == one.host) {
+        match hosts.iter_mut().find(|(host, _)| *host == machine(&one.host)) {
             Some((_, slots)) => slots.push(one.slot),
-            None => hosts.push((&one.host, vec![one.slot])),
+            None => hosts.push((machine(&one.host), vec![one.slot])),
         }
     }
     let homogeneous = hosts.windows(2).all(|pair| pair[0].1.len() == pair[1].1.len());
     let newcomers = chosen.iter().filter(|c| c.new).count();
     let names: Vec<String> = chosen.iter().map(|c| c.host.clone()).collect();
     let seat = |(rank, one): (usize, &Chosen)| {
-        let at = hosts.iter().position(|(host, _)| *host == one.host).unwrap_or(0);
+        let at = hosts.iter().position(|(host, _)| *host == machine(&one.host)).unwrap_or(0);
         let has = |(_, slots): &&(&str, Vec<usize>)| slots.contains(&one.slot);
         Seat {
             epoch,
@@ -172,6 +179,15 @@ mod tests {
         assert_eq!(shown(&choose(&all, room, 9)), "1@a 0/2 0/1, 2@a 1/2 0/1");
         let all = [one(0, "b", Some(0), 4, Some(0)), one(1, "a", Some(1), 3, Some(0))];
         assert_eq!(shown(&choose(&all, room, 9)), "0@b 0/1 0/2, 1@a 0/1 1/2");
+    }
+
+    #[test]
+    fn accounts_of_one_machine_share_its_local_ranks() {
+        let all = [one(0, "t0@a", None, 0, None), one(1, "t1@b", None, 0, None), one(2, "t2@a", None, 0, None)];
+        assert_eq!(shown(&choose(&all, |_| 1, 9)), "0@t0@a 0/2 0/2, 2@t2@a 1/2 0/1, 1@t1@b 0/1 1/2");
+        // One that is started anew takes the place that is free on the machine, and not its host's only one.
+        let all = [one(2, "t2@a", Some(1), 3, Some(1)), one(5, "t0.1@a", None, 0, None)];
+        assert_eq!(shown(&choose(&all, |_| 1, 9)), "2@t2@a 1/2 0/1, 5@t0.1@a 0/2 0/1");
     }
 
     #[test]

@@ -15,6 +15,8 @@
 //! | [`report`] | one screen of text, and one HTML file |
 //! | [`recording`] | a view in a file |
 //! | [`values`] | training values in files: JSON lines, TensorBoard |
+//! | [`timeline`] | what traces say: a summary, a page (pure) |
+//! | [`trace`] | traces of ranks, and how they become one |
 //! | [`page`] | the live page: a small HTTP server |
 //! | [`door`] | the running jobs of this user, and how to ask them |
 //! | [`watcher`] | what a launcher holds: the story, its clock, the files |
@@ -30,6 +32,8 @@ pub mod recording;
 pub mod report;
 pub mod shares;
 pub mod story;
+pub mod timeline;
+pub mod trace;
 pub mod values;
 pub mod view;
 pub mod watcher;

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub const MAX_NOTE: usize = 4096;
 /// How many ends of steps a note tells at most.
 pub const MAX_MARKS: usize = 32;
+/// How many tensors a note tells of at most.
+pub const MAX_TENSORS: usize = 8;
 /// The longest name of a tensor, a training value, a plane or a network interface that is told.
 pub const MAX_NAME: usize = 120;
 
@@ -49,6 +51,49 @@ pub struct Note {
     pub values_lost: u64,
     /// The signal upon which it writes down where its threads are; 0: none.
     pub dumps: u8,
+    /// The tensors that took most of the time in collectives, told now and then.
+    pub tensors: Vec<Tensor>,
+    /// A piece of its flight record, which was asked for. Such a note tells nothing else.
+    pub record: Option<Piece>,
+}
+
+/// What a tensor has cost so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tensor {
+    /// Its name.
+    pub name: String,
+    /// How often it ran.
+    pub times: u64,
+    /// Its bytes, of all times.
+    pub bytes: u64,
+    /// Time in collectives, in nanoseconds: its share of those in which it ran with others.
+    pub nanos: u64,
+}
+
+/// Some of a text that is too long for one note.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Nothing came before it.
+    pub first: bool,
+    /// Nothing comes after it.
+    pub last: bool,
+    /// What it says.
+    pub text: String,
+}
+
+/// A text in pieces, each of which fits a note.
+pub fn pieces(text: &str) -> Vec<Piece> {
+    const LENGTH: usize = 3000;
+    let mut rest = text;
+    let mut pieces = vec![];
+    loop {
+        let piece = shortened(rest, LENGTH);
+        rest = &rest[piece.len()..];
+        pieces.push(Piece { first: pieces.is_empty(), last: rest.is_empty(), text: piece });
+        if rest.is_empty() {
+            return pieces;
+        }
+    }
 }
 
 /// The end of a step. Times are nanoseconds since the rank's engine began.
@@ -101,8 +146,8 @@ pub struct Usage {
 /// What a GPU does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// How busy it is, in percent.
-    pub load: u32,
+    /// How busy it is, in percent, if it tells.
+    pub load: Option<u32>,
     /// Bytes that are used there, by anybody.
     pub used: u64,
     /// Bytes there are.
@@ -143,12 +188,15 @@ impl Note {
         }
         short.planes.truncate(4);
         short.network.truncate(4);
+        short.tensors.truncate(MAX_TENSORS);
         loop {
             let bytes = codec::encode(&short)?;
             if bytes.len() <= MAX_NOTE {
                 return Ok((bytes, short.values.len()));
             }
-            if short.values.len() > 16 {
+            if let Some(piece) = short.record.as_mut().filter(|piece| piece.text.len() > 1000) {
+                piece.text = shortened(&piece.text, piece.text.len() / 2);
+            } else if short.values.len() > 16 {
                 short.values.truncate(short.values.len() / 2);
             } else if !short.marks.is_empty() {
                 let oldest = short.marks.len().div_ceil(2);
@@ -156,6 +204,7 @@ impl Note {
             } else if short.values.pop().is_none() {
                 short.planes.clear();
                 short.network.clear();
+                short.tensors.clear();
             }
         }
     }
@@ -191,6 +240,20 @@ mod tests {
         let (back, _) = codec::take::<Note>(&bytes, MAX_NOTE).unwrap().unwrap();
         assert_eq!(back.values, note.values[..values]);
         assert_eq!(back.host.chars().count(), MAX_NAME / 2);
+    }
+
+    #[test]
+    fn a_long_text_comes_whole_in_pieces() {
+        let text = "wörter ".repeat(3000);
+        let pieces = pieces(&text);
+        assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), text);
+        assert!(pieces[0].first && pieces.last().unwrap().last && !pieces[1].first);
+        for piece in pieces {
+            let note = Note { host: "h".repeat(MAX_NAME), record: Some(piece), ..Note::default() };
+            let (bytes, _) = note.encode().unwrap();
+            assert_eq!(codec::take::<Note>(&bytes, MAX_NOTE).unwrap().unwrap().0, note);
+        }
+        assert_eq!(super::pieces("").len(), 1);
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use corro_core::{Error, Result};
@@ -25,6 +25,10 @@ use http::{Answer, MAX_REQUEST, Refused, Request, same};
 const MAX_CONNECTIONS: usize = 32;
 /// How long a request may take to come, and an answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Who has asked for the job's state within this time looks at the page, and is waited for so long when the job ends.
+const LOOKS: Duration = Duration::from_secs(4);
+const FAREWELL: Duration = Duration::from_millis(1500);
 
 const HTML: &str = include_str!("page/assets/page.html");
 const STYLE: &str = include_str!("page/assets/page.css");
@@ -47,7 +51,11 @@ pub struct Page {
     pub url: String,
     address: SocketAddr,
     over: Arc<AtomicBool>,
+    shown: Shown,
 }
+
+/// When what was shown last was asked for.
+type Shown = Arc<Mutex<Option<Instant>>>;
 
 struct Server {
     source: Source,
@@ -55,6 +63,7 @@ struct Server {
     token: Option<String>,
     over: Arc<AtomicBool>,
     connections: AtomicUsize,
+    shown: Shown,
 }
 
 /// Where a page is by default: a free port of this host alone.
@@ -87,12 +96,19 @@ pub fn serve(address: SocketAddr, source: Source) -> Result<Page> {
         if address.ip().is_unspecified() { SocketAddr::new(this_host(address.ip()), address.port()) } else { address };
     let url = format!("http://{shown}/?token={token}");
     let over = Arc::new(AtomicBool::new(false));
-    let server = Server { source, token: Some(token), over: Arc::clone(&over), connections: AtomicUsize::new(0) };
+    let shown_at = Shown::default();
+    let server = Server {
+        source,
+        token: Some(token),
+        over: Arc::clone(&over),
+        connections: AtomicUsize::new(0),
+        shown: Arc::clone(&shown_at),
+    };
     std::thread::Builder::new()
         .name("corro-page".into())
         .spawn(move || accept(&Arc::new(server), || listener.accept().map(|(stream, _)| stream)))
         .map_err(|e| Error::io("starting a thread", e))?;
-    Ok(Page { url, address, over })
+    Ok(Page { url, address, over, shown: shown_at })
 }
 
 /// The address by which this host would reach others.
@@ -103,6 +119,20 @@ fn this_host(any: IpAddr) -> IpAddr {
         socket.local_addr()
     });
     found.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip())
+}
+
+impl Page {
+    /// The job is over: whoever looks gets to see how it ended, if that takes no longer than a moment.
+    pub fn farewell(&self) {
+        let ended = Instant::now();
+        let shown = || *self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if shown().is_none_or(|at| at.elapsed() > LOOKS) {
+            return;
+        }
+        while shown().is_some_and(|at| at < ended) && ended.elapsed() < FAREWELL {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
 }
 
 impl Drop for Page {
@@ -143,7 +173,8 @@ impl Connection for UnixStream {
 pub fn open_door(folder: &Path, watcher: Arc<Watcher>) -> Result<Door> {
     let (door, listener) = door::open(folder)?;
     let source = Source::Live(watcher);
-    let server = Server { source, token: None, over: Arc::default(), connections: AtomicUsize::new(0) };
+    let connections = AtomicUsize::new(0);
+    let server = Server { source, token: None, over: Arc::default(), connections, shown: Shown::default() };
     std::thread::Builder::new()
         .name("corro-door".into())
         .spawn(move || accept(&Arc::new(server), || listener.accept().map(|(stream, _)| stream)))
@@ -180,11 +211,18 @@ fn accept<C: Connection>(server: &Arc<Server>, next: impl Fn() -> std::io::Resul
 impl Server {
     fn converse(&self, mut stream: impl Connection) -> std::io::Result<()> {
         stream.limit_write(PATIENCE)?;
-        let answer = match receive(&mut stream)? {
-            Ok(request) => self.answer(&request),
-            Err(refused) => Answer::refused(refused),
+        let (answer, is_view) = match receive(&mut stream)? {
+            Ok(request) => {
+                let asked = Instant::now();
+                (self.answer(&request), (request.path == "/view").then_some(asked))
+            }
+            Err(refused) => (Answer::refused(refused), None),
         };
-        stream.write_all(&answer.bytes())
+        stream.write_all(&answer.bytes())?;
+        if is_view.is_some() {
+            *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = is_view;
+        }
+        Ok(())
     }
 
     fn answer(&self, request: &Request) -> Answer {
@@ -212,10 +250,14 @@ impl Server {
                 };
                 Answer::of(JSON, watcher.view(since))
             }
+            ("/pulse", Source::Live(watcher)) => {
+                Answer::of(JSON, format!("{:?}", watcher.with(|story, now| story.pulse(now))))
+            }
             ("/metrics", Source::Live(watcher)) => Answer::of(
                 "text/plain; version=0.0.4; charset=utf-8",
                 watcher.with(|story, _| metrics::prometheus(story)),
             ),
+            ("/record", Source::Live(watcher)) => Answer::of(JSON, watcher.recorded()),
             ("/stacks", Source::Live(watcher)) => Answer::of("text/plain; charset=utf-8", watcher.stacks()),
             ("/view", Source::Files(files)) => match files.get(request.number("file").unwrap_or(0) as usize) {
                 Some((_, view)) => Answer::of(JSON, view.as_str()),
@@ -259,14 +301,14 @@ fn receive(stream: &mut impl Connection) -> std::io::Result<std::result::Result<
     }
 }
 
-/// One HTML file that shows a recording and needs nothing else.
-pub fn whole(view: &str) -> String {
+/// One HTML file that shows a recording, beside another if one is given, and needs nothing else.
+pub fn whole(view: &str, against: Option<&str>) -> String {
     // In a script, `</script>` would end it, wherever it stands.
-    let view = view.replace('<', "\\u003c");
+    let [view, against] = [view, against.unwrap_or("null")].map(|view| view.replace('<', "\\u003c"));
     HTML.replace("<link rel=\"stylesheet\" href=\"page.css\">", &format!("<style>{STYLE}</style>"))
         .replace(
             "<script src=\"draw.js\"></script>",
-            &format!("<script>{DRAW}</script><script>window.RECORDING={view};</script>"),
+            &format!("<script>{DRAW}</script><script>window.RECORDING={view};window.AGAINST={against};</script>"),
         )
         .replace("<script src=\"page.js\"></script>", &format!("<script>{SCRIPT}</script>"))
 }
@@ -302,7 +344,8 @@ mod tests {
         assert!(get(&page, "/", token(&page)).starts_with("HTTP/1.1 200 OK"));
         let view = get(&page, "/view", token(&page));
         assert!(view.contains("\"command\":\"train.py\""), "{view}");
-        let almost = format!("{}0", &token(&page)[..31]);
+        let last = if token(&page).ends_with('0') { '1' } else { '0' };
+        let almost = format!("{}{last}", &token(&page)[..31]);
         for wrong in ["", "x", &almost, &format!("{}0", token(&page))] {
             for path in ["/", "/view", "/metrics", "/files", "/etc/passwd", "/../../etc/passwd"] {
                 assert!(get(&page, path, wrong).starts_with("HTTP/1.1 401"), "{path} {wrong}");
@@ -311,6 +354,23 @@ mod tests {
         assert!(get(&page, "/../page.css", token(&page)).starts_with("HTTP/1.1 404"));
         let bearer = format!("GET /metrics HTTP/1.1\r\nAuthorization: Bearer {}\r\n\r\n", token(&page));
         assert!(ask(&page, bearer.as_bytes()).starts_with("HTTP/1.1 200"));
+    }
+
+    #[test]
+    fn who_looks_sees_the_end() {
+        let watcher = Watcher::start("train.py", Files::default()).unwrap();
+        let page = serve(default_address(), Source::Live(Arc::clone(&watcher))).unwrap();
+        let nobody = Instant::now();
+        page.farewell();
+        assert!(nobody.elapsed() < FAREWELL, "nobody looks");
+        get(&page, "/view", token(&page));
+        watcher.finish(None);
+        std::thread::scope(|scope| {
+            let ends = scope.spawn(|| page.farewell());
+            while !ends.is_finished() {
+                assert!(get(&page, "/view", token(&page)).contains("\"state\":\"done\""));
+            }
+        });
     }
 
     #[test]
@@ -353,11 +413,11 @@ mod tests {
 
     #[test]
     fn a_report_is_one_file_and_ends_where_it_should() {
-        let html = whole("{\"version\":1,\"command\":\"</script><script>alert(1)\"}");
+        let html = whole("{\"version\":1,\"command\":\"</script><script>alert(1)\"}", Some("{\"size\":1}"));
         assert!(
             !html.contains("href=\"page.css\"") && !html.contains("src=\"") && !html.contains("</script><script>alert")
         );
-        assert!(html.contains("window.RECORDING={\"version\":1"));
+        assert!(html.contains("window.RECORDING={\"version\":1") && html.contains("window.AGAINST={\"size\":1}"));
     }
 
     #[test]

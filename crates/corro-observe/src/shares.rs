@@ -32,7 +32,7 @@ pub struct Share {
     pub communication: u64,
     /// Waiting for ranks that came later.
     pub waiting: u64,
-    /// Time in collectives, hidden or not.
+    /// Time that collectives took, hidden or not: the least on any rank, since who comes early waits in them.
     pub collective: u64,
     /// Steps in which all others waited for this one.
     pub last: u64,
@@ -129,6 +129,8 @@ fn shares(steps: u64, marks: &[(u32, Mark, Mark)]) -> Vec<(u32, Share)> {
         to.waited.saturating_sub(from.waited).min(to.at.saturating_sub(from.at))
     };
     let least = marks.iter().map(waited).min().unwrap_or(0);
+    let in_collectives = |(_, from, to): &(u32, Mark, Mark)| to.collective.saturating_sub(from.collective);
+    let least_collective = marks.iter().map(in_collectives).min().unwrap_or(0);
     let alone = marks.len() == 1;
     let slowest = marks.iter().min_by_key(|mark| waited(mark)).map(|(rank, ..)| *rank).filter(|_| !alone);
     let share = |mark: &(u32, Mark, Mark)| {
@@ -141,7 +143,7 @@ fn shares(steps: u64, marks: &[(u32, Mark, Mark)]) -> Vec<(u32, Share)> {
             computing: time - waited,
             communication: least.min(waited),
             waiting: waited - least.min(waited),
-            collective: to.collective.saturating_sub(from.collective),
+            collective: least_collective,
             last: if slowest == Some(*rank) { steps } else { 0 },
         };
         (*rank, share)

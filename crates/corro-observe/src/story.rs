@@ -18,7 +18,7 @@ pub use lines::{Line, Lines};
 pub use member::{Member, State};
 pub use training::{Mean, Training};
 
-use crate::note::{Note, shortened};
+use crate::note::{Note, Piece, shortened};
 use crate::shares::{Aligner, Share};
 
 /// How often a row is made, in milliseconds.
@@ -32,8 +32,10 @@ const MAX_EVENTS: usize = 500;
 const MAX_ENDED: usize = 256;
 /// Bytes of the stacks of one process.
 const MAX_STACKS: usize = 64 * 1024;
-/// A rank that makes others wait for so long, in milliseconds, is shown as doing so.
-const STALL: u64 = 1000;
+/// Bytes of the flight record of one process.
+const MAX_RECORD: usize = 256 * 1024;
+/// A rank that makes others wait for so long, in milliseconds, is shown as doing so; longer where steps themselves take long.
+const STALL: u64 = 400;
 /// And one for which they wait so long is an event.
 const LONG_STALL: u64 = 10_000;
 
@@ -87,6 +89,8 @@ pub struct Story {
     pub training: Training,
     /// Where the threads of processes were when they were last asked.
     stacks: BTreeMap<u32, String>,
+    /// The flight records that processes have told, and whether they are whole, until somebody takes them.
+    records: BTreeMap<u32, (String, bool)>,
     ticked: u64,
     told_stall: bool,
 }
@@ -108,6 +112,7 @@ impl Story {
             lines: Lines::default(),
             training: Training::default(),
             stacks: BTreeMap::new(),
+            records: BTreeMap::new(),
             ticked: 0,
             told_stall: false,
         }
@@ -162,6 +167,9 @@ impl Story {
         if note.epoch != epoch || note.rank >= size {
             return;
         }
+        if let Some(piece) = &note.record {
+            return self.told_record(process, piece);
+        }
         self.aligner.hear(note.rank, &note.marks);
         for value in &note.values {
             self.training.hear(at, note.rank, size, value);
@@ -177,7 +185,10 @@ impl Story {
         if !note.host.is_empty() {
             member.host.clone_from(&note.host);
         }
-        member.note = Note { marks: Vec::new(), values: Vec::new(), ..note };
+        if !note.tensors.is_empty() {
+            member.tensors.clone_from(&note.tensors);
+        }
+        member.note = Note { marks: Vec::new(), values: Vec::new(), tensors: Vec::new(), ..note };
     }
 
     /// A process has written something.
@@ -201,6 +212,40 @@ impl Story {
     /// Where the threads of processes were when they were last asked.
     pub fn stacks(&self) -> &BTreeMap<u32, String> {
         &self.stacks
+    }
+
+    fn told_record(&mut self, process: u32, piece: &Piece) {
+        if !self.members.contains_key(&process) {
+            return;
+        }
+        let (text, whole) = self.records.entry(process).or_default();
+        if piece.first {
+            text.clear();
+        }
+        if text.len() + piece.text.len() <= MAX_RECORD {
+            text.push_str(&piece.text);
+        }
+        *whole = piece.last;
+    }
+
+    /// Processes are asked for their flight records.
+    pub fn ask_records(&mut self) {
+        self.records.clear();
+    }
+
+    /// Whether all processes that run have told theirs.
+    pub fn has_records(&self) -> bool {
+        let mut running = self.members.iter().filter(|(_, member)| member.state == State::Running);
+        running.all(|(process, _)| self.records.get(process).is_some_and(|(_, whole)| *whole))
+    }
+
+    /// Gives the flight records that were told, by rank.
+    pub fn take_records(&mut self) -> Vec<(u32, String)> {
+        let records = std::mem::take(&mut self.records).into_iter();
+        let mut records: Vec<_> =
+            records.filter_map(|(process, (text, _))| Some((self.members.get(&process)?.rank?, text))).collect();
+        records.sort();
+        records
     }
 
     /// Something has happened.
@@ -284,12 +329,25 @@ impl Story {
             let (lasts, tensor) = member.note.waits.as_ref()?;
             Some((lasts + at.saturating_sub(member.heard), tensor.clone(), member.rank?))
         };
+        let patience = self.patience();
         let waiting: Vec<(u64, String, u32)> =
-            running.iter().filter_map(|m| waits(&m)).filter(|(t, ..)| *t >= STALL).collect();
+            running.iter().filter_map(|m| waits(&m)).filter(|(lasts, ..)| *lasts >= patience).collect();
         let (lasts, tensor, _) = waiting.iter().max_by_key(|(lasts, ..)| *lasts)?.clone();
         let waiting: Vec<u32> = waiting.into_iter().map(|(.., rank)| rank).collect();
         let awaited = running.iter().filter_map(|m| m.rank).filter(|rank| !waiting.contains(rank)).collect();
         Some(Stall { lasts, tensor, waiting, awaited })
+    }
+
+    /// How long ranks may wait for others before that is a stall: two of their steps.
+    fn patience(&self) -> u64 {
+        let step = self.members.values().filter_map(|member| member.total.step_ms()).fold(0.0, f64::max);
+        ((2.0 * step) as u64).clamp(STALL, LONG_STALL)
+    }
+
+    /// What changes when something happens that a reader should see at once: a number of each kind.
+    pub fn pulse(&self, at: u64) -> [u64; 3] {
+        let stall = self.stall(at).filter(|_| self.ended.is_none()).map_or(0, |stall| 1 + stall.awaited.len() as u64);
+        [self.events_so_far, stall, u64::from(self.ended.is_some())]
     }
 
     /// The processes, by number.
@@ -368,10 +426,30 @@ mod tests {
             let waits = (rank != 1).then(|| (2000, "gradient".to_owned()));
             story.heard(1000, rank, "node", Note { waits, ..note(rank, 3, 1..=1, 0) });
         }
+        let before = story.pulse(0);
         let stall = story.stall(1500).unwrap();
         assert_eq!((stall.lasts, stall.awaited, stall.waiting), (2500, vec![1], vec![0, 2]));
+        story.exited(1600, 1, "node", false, "signal 9");
+        assert_ne!(story.pulse(1600), before);
+        story.heard(1700, 3, "node", Note { rank: 1, ..note(1, 3, 1..=1, 0) });
         story.tick(20_000);
         assert!(story.events(0).any(|event| event.text == "rank 1 is waited for by ranks 0, 2 in \"gradient\""));
+    }
+
+    #[test]
+    fn flight_records_come_in_pieces_and_are_given_once() {
+        let mut story = Story::new("x", 0);
+        (0..2).for_each(|rank| story.heard(1, rank, "node", note(rank, 2, 1..=1, 0)));
+        assert!(!story.has_records());
+        let text = "an operation\n".repeat(1000);
+        for rank in 0..2 {
+            for piece in crate::note::pieces(&text) {
+                story.heard(2, rank, "node", Note { rank, size: 2, record: Some(piece), ..Note::default() });
+            }
+        }
+        assert!(story.has_records());
+        assert_eq!(story.take_records(), [(0, text.clone()), (1, text)]);
+        assert!(story.take_records().is_empty() && story.members()[&1].step == 1, "it tells nothing else");
     }
 
     #[test]

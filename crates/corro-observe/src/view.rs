@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::advice::{self, Advice};
+use crate::note::{MAX_TENSORS, Tensor};
 use crate::shares::Share;
 use crate::story::{COLUMNS, Event, Line, Member, Row, Stall, State, Story};
 
@@ -65,6 +66,12 @@ pub struct View {
     pub training: BTreeMap<String, Vec<(u64, Option<f64>)>>,
     /// What to do.
     pub advice: Vec<Advice>,
+    /// The tensors that took most of the time in collectives: name, how often, bytes, milliseconds, all in all. A rank that comes early
+    /// waits in a collective for the others, so what a tensor took is the least that it took on any rank.
+    pub tensors: Vec<(String, u64, u64, f64)>,
+    /// The flight records of ranks, where they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub records: Vec<(u32, String)>,
 }
 
 /// A process.
@@ -102,6 +109,8 @@ pub struct Rank {
     pub step_ms: Option<f64>,
     /// Shares of all steps: computing, communication, waiting.
     pub shares: Option<[f64; 3]>,
+    /// Milliseconds of a step in which collectives ran, hidden or not.
+    pub collective_ms: Option<f64>,
     /// The share of steps in which all others waited for it.
     pub last: Option<f64>,
     /// What it waits for.
@@ -156,6 +165,8 @@ impl View {
             lines_so_far: story.lines.count(),
             training: story.training.curves().map(|(name, curve)| (name.clone(), finite(curve))).collect(),
             advice: advice::on(story),
+            tensors: tensors(story),
+            records: Vec::new(),
         }
     }
 
@@ -164,6 +175,22 @@ impl View {
         // Its parts are numbers, texts and lists, which always can be written.
         serde_json::to_string(self).unwrap_or_default()
     }
+}
+
+fn tensors(story: &Story) -> Vec<(String, u64, u64, f64)> {
+    let told: Vec<&[Tensor]> =
+        story.members().values().map(|member| member.tensors.as_slice()).filter(|list| !list.is_empty()).collect();
+    let Some(first) = told.first() else { return Vec::new() };
+    let on = |list: &[Tensor], name: &str| {
+        let found = list.iter().find(|tensor| tensor.name == name).map(|tensor| tensor.nanos);
+        // One that a rank does not name took less there than all that it names.
+        found.or_else(|| list.last().filter(|_| list.len() >= MAX_TENSORS).map(|last| last.nanos))
+    };
+    let least = |name: &str| told.iter().filter_map(|list| on(list, name)).min().unwrap_or(0);
+    let mut all: Vec<_> =
+        first.iter().map(|t| (t.name.clone(), t.times, t.bytes, least(&t.name) as f64 / 1e6)).collect();
+    all.sort_by(|a, b| b.3.total_cmp(&a.3));
+    all
 }
 
 /// Of a few of those who are waited for.
@@ -226,6 +253,7 @@ impl Rank {
             queued: note.totals.queued,
             step_ms: share.step_ms(),
             shares: known.then(|| [share.computing, share.communication, share.waiting].map(|n| share.part(n))),
+            collective_ms: known.then(|| share.collective as f64 / share.steps as f64 / 1e6),
             last: known.then(|| share.last as f64 / share.steps as f64),
             waits: note.waits.clone(),
             gpu_memory: note.usage.gpu.map(|gpu| gpu.memory),
@@ -259,6 +287,21 @@ mod tests {
         let since = Since { row: Some(3000), lines: 4, events: 0 };
         let part: serde_json::Value = serde_json::from_str(&View::of(&story, 5000, since).json()).unwrap();
         assert_eq!((part["recent"].as_array().unwrap().len(), part["lines"][0]["text"].as_str()), (2, Some("line 5")));
+    }
+
+    #[test]
+    fn a_tensor_costs_what_it_costs_the_rank_that_comes_last() {
+        let mut story = Story::new("x", 0);
+        let tensor = |name: &str, nanos| Tensor { name: name.into(), times: 2, bytes: 8, nanos };
+        let tensors = [
+            vec![tensor("first", 9_000_000), tensor("second", 2_000_000)],
+            vec![tensor("second", 3_000_000), tensor("first", 1_000_000)],
+        ];
+        for (rank, tensors) in tensors.into_iter().enumerate() {
+            story.heard(1, rank as u32, "node", Note { rank: rank as u32, size: 2, tensors, ..Note::default() });
+        }
+        let view = View::of(&story, 1, Since::default());
+        assert_eq!(view.tensors, [("second".into(), 2, 8, 2.0), ("first".into(), 2, 8, 1.0)]);
     }
 
     #[test]

@@ -20,6 +20,8 @@ const SAVE: Duration = Duration::from_secs(5);
 
 /// How long processes have to say where their threads are.
 const STACKS: Duration = Duration::from_secs(3);
+/// And their flight records: they are told with the next note, and a rank that is stopped does not.
+const RECORDS: Duration = Duration::from_secs(4);
 /// Milliseconds after which it is asked what a rank does that others wait for.
 const WORTH_A_STACK: u64 = 3000;
 
@@ -44,8 +46,17 @@ pub struct Watcher {
     asker: Mutex<Option<Asker>>,
 }
 
-/// What asks all processes where their threads are.
-struct Asker(Box<dyn Fn() + Send>);
+/// What processes can be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Where their threads are.
+    Stacks,
+    /// What their flight recorders hold.
+    Records,
+}
+
+/// What asks all processes.
+struct Asker(Box<dyn Fn(Question) + Send>);
 
 impl std::fmt::Debug for Asker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -100,16 +111,35 @@ impl Watcher {
         self.with(|story, now| View::of(story, now, since)).json()
     }
 
-    /// How processes are asked where their threads are.
-    pub fn ask_stacks_by(&self, asker: impl Fn() + Send + 'static) {
+    /// How processes are asked.
+    pub fn ask_by(&self, asker: impl Fn(Question) + Send + 'static) {
         *lock(&self.asker) = Some(Asker(Box::new(asker)));
     }
 
     fn ask_stacks(&self) {
         self.with(|story, _| story.ask_stacks());
+        self.ask(Question::Stacks);
+    }
+
+    fn ask(&self, question: Question) {
         if let Some(Asker(ask)) = &*lock(&self.asker) {
-            ask();
+            ask(question);
         }
+    }
+
+    /// A recording of the job so far, with the flight records of all processes that tell theirs in time.
+    pub fn recorded(&self) -> String {
+        self.with(|story, _| story.ask_records());
+        self.ask(Question::Records);
+        let until = Instant::now() + RECORDS;
+        while !self.with(|story, _| story.has_records()) && Instant::now() < until {
+            std::thread::sleep(TICK / 5);
+        }
+        let view = self.with(|story, now| {
+            let records = story.take_records();
+            View { records, ..View::of(story, now, Since::default()) }
+        });
+        view.json()
     }
 
     /// Asks all processes where their threads are, and waits for the answers, not for long.

@@ -38,14 +38,14 @@ pub fn choose(
         let Some(row) = rows.iter().position(|row| row.name() == forced) else {
             let known: Vec<&str> = [HOST].into_iter().chain(rows.iter().map(|row| row.name())).collect();
             return Err(Error::Usage(format!(
-                "tensors of GPUs are to be moved by {forced:?}, which is not among {}",
+                "tensors are to be moved by {forced:?}, which is not among {}",
                 known.join(", ")
             )));
         };
         return match why_not(row) {
             None => Ok(Choice { row: Some(row), why_not: Vec::new() }),
             Some(why) => Err(Error::Usage(format!(
-                "tensors of GPUs are to be moved by {forced}, which can't serve {wanted}: {why}. Ask for another, or for none"
+                "tensors are to be moved by {forced}, which can't serve {wanted}: {why}. Ask for another, or for none"
             ))),
         };
     }
@@ -82,7 +82,7 @@ fn forced<'a>(members: &[Rank], facts: &'a [Facts]) -> Result<Option<&'a str>> {
     };
     let said = |wish: Option<&str>| wish.map_or("none".to_owned(), |plane| format!("{plane:?}"));
     Err(Error::Usage(format!(
-        "ranks ask for different planes to move tensors of GPUs: rank {} for {}, rank {rank} for {}. All must ask for the same",
+        "ranks ask for different planes to move tensors: rank {} for {}, rank {rank} for {}. All must ask for the same",
         members[0],
         said(first),
         said(other)

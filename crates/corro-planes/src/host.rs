@@ -15,6 +15,7 @@ use crate::memory::Memory;
 use crate::outcome::{Outcome, Outcomes};
 use crate::plane::{Plane, check};
 use crate::tensor::{Output, Tensor};
+use crate::wire::Wire;
 
 /// The name of the plane.
 pub const HOST: &str = "host";
@@ -45,29 +46,40 @@ impl Plane for Host {
         tensors: &mut [Tensor],
         planned: bool,
     ) -> Result<Outcomes> {
-        let Some(first) = agreed.first() else { return Ok(SmallVec::new()) };
-        for agreed in agreed {
-            check(agreed, group.size())?;
+        match agreed.first().and_then(|first| first.kind.compression()) {
+            Some(compression) => self.compressed(group, members, compression, (agreed, tensors), planned),
+            None => run(group, members, agreed, tensors, planned),
         }
-        match &first.kind {
-            Kind::Allreduce { compression: Some(compression), .. } => {
-                self.compressed(group, members, compression, (agreed, tensors), planned)
-            }
-            Kind::Allreduce { .. } => allreduce(group, agreed, tensors, planned),
-            Kind::Allgather => allgather(group, agreed, tensors),
-            Kind::Broadcast { root } => {
-                let root = members.iter().position(|m| m == root);
-                let root = root.ok_or_else(|| Error::Bug("a broadcast from outside of the set".into()))?;
-                each(agreed, tensors, |agreed, tensor| broadcast(group, root, agreed, tensor))
-            }
-            Kind::Alltoall { .. } => each(agreed, tensors, |agreed, tensor| alltoall(group, agreed, tensor)),
-            Kind::Reducescatter { .. } => each(agreed, tensors, |agreed, tensor| reducescatter(group, agreed, tensor)),
-            Kind::Barrier => {
-                group.barrier()?;
-                Ok(smallvec![Ok(Outcome::default())])
-            }
-            Kind::AddSet { .. } | Kind::RemoveSet { .. } => Err(Error::Bug("process sets are not collectives".into())),
+    }
+}
+
+/// Runs one batch of tensors in host memory over whatever moves and reduces their bytes.
+pub(crate) fn run(
+    wire: &mut impl Wire,
+    members: &[Rank],
+    agreed: &[Arc<Agreed>],
+    tensors: &mut [Tensor],
+    planned: bool,
+) -> Result<Outcomes> {
+    let Some(first) = agreed.first() else { return Ok(SmallVec::new()) };
+    for agreed in agreed {
+        check(agreed, wire.size())?;
+    }
+    match &first.kind {
+        Kind::Allreduce { .. } => allreduce(wire, agreed, tensors, planned),
+        Kind::Allgather => allgather(wire, agreed, tensors),
+        Kind::Broadcast { root } => {
+            let root = members.iter().position(|m| m == root);
+            let root = root.ok_or_else(|| Error::Bug("a broadcast from outside of the set".into()))?;
+            each(agreed, tensors, |agreed, tensor| broadcast(wire, root, agreed, tensor))
         }
+        Kind::Alltoall { .. } => each(agreed, tensors, |agreed, tensor| alltoall(wire, agreed, tensor)),
+        Kind::Reducescatter { .. } => each(agreed, tensors, |agreed, tensor| reducescatter(wire, agreed, tensor)),
+        Kind::Barrier => {
+            wire.barrier()?;
+            Ok(smallvec![Ok(Outcome::default())])
+        }
+        Kind::AddSet { .. } | Kind::RemoveSet { .. } => Err(Error::Bug("process sets are not collectives".into())),
     }
 }
 
@@ -80,6 +92,9 @@ impl Host {
         (agreed, tensors): (&[Arc<Agreed>], &mut [Tensor]),
         planned: bool,
     ) -> Result<Outcomes> {
+        for agreed in agreed {
+            check(agreed, group.size())?;
+        }
         compression.check().map_err(|error| Error::Malformed(format!("tensor {}: {error}", agreed[0].name)))?;
         let (op, pre, post) = agreed[0].kind.reduction().ok_or_else(no_reduction)?;
         let factors = (f64::from_bits(pre), f64::from_bits(post));
@@ -122,7 +137,7 @@ fn each(
     agreed.iter().zip(tensors).map(|(agreed, tensor)| act(agreed, tensor)).collect()
 }
 
-fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], planned: bool) -> Result<Outcomes> {
+fn allreduce(wire: &mut impl Wire, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], planned: bool) -> Result<Outcomes> {
     let Some((op, pre, post)) = agreed[0].kind.reduction() else { return Err(no_reduction()) };
     let dtype = agreed[0].dtype;
     let prescale = f64::from_bits(pre);
@@ -142,8 +157,7 @@ fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], 
     for tensor in tensors.iter_mut() {
         views.push(view(tensor)?);
     }
-    let ran =
-        if planned { group.allreduce_withdrawable(&mut views, &how) } else { group.allreduce_many(&mut views, &how) };
+    let ran = wire.allreduce(&mut views, &how, planned);
     drop(views);
     ran?;
     for tensor in tensors.iter_mut().filter(|_| afterwards != 1.0) {
@@ -157,8 +171,8 @@ fn allreduce(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor], 
 }
 
 /// Allgathers all tensors of the batch at once: what each member brings is put in a row.
-fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) -> Result<Outcomes> {
-    let n = group.size();
+fn allgather(wire: &mut impl Wire, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) -> Result<Outcomes> {
+    let n = wire.size();
     let bytes = |a: &Agreed, member: usize| a.shapes[member].bytes(a.dtype);
     let shapes: Vec<Shape> = agreed.iter().map(|a| rows_together(&a.shapes)).collect();
     for ((a, tensor), shape) in agreed.iter().zip(tensors.iter_mut()).zip(&shapes) {
@@ -167,7 +181,7 @@ fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) 
     if let ([a], [tensor]) = (agreed, &mut *tensors) {
         let counts = (0..n).map(|m| bytes(a, m)).collect::<Result<Vec<_>>>()?;
         let (input, output) = slices(tensor)?;
-        group.allgather_bytes(input, &counts, output)?;
+        wire.allgather(input, &counts, output)?;
     } else {
         let mut counts = vec![0; n];
         for a in agreed {
@@ -175,12 +189,12 @@ fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) 
                 *count += bytes(a, m)?;
             }
         }
-        let mut packed = Vec::with_capacity(counts[group.rank()]);
+        let mut packed = Vec::with_capacity(counts[wire.rank()]);
         for tensor in tensors.iter_mut() {
             packed.extend_from_slice(slices(tensor)?.0);
         }
         let mut all = vec![0; counts.iter().sum()];
-        group.allgather_bytes(&packed, &counts, &mut all)?;
+        wire.allgather(&packed, &counts, &mut all)?;
         let mut at = 0;
         let mut filled = vec![0; agreed.len()];
         for m in 0..n {
@@ -195,17 +209,17 @@ fn allgather(group: &mut Group, agreed: &[Arc<Agreed>], tensors: &mut [Tensor]) 
     Ok(tensors.iter_mut().zip(shapes).map(|(t, shape)| t.outcome(shape)).collect())
 }
 
-fn broadcast(group: &mut Group, root: usize, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
-    if group.rank() != root {
+fn broadcast(wire: &mut impl Wire, root: usize, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
+    if wire.rank() != root {
         tensor.input = None;
     }
     fill_in(tensor, agreed)?;
-    group.broadcast_bytes(place(tensor)?, root)?;
+    wire.broadcast(place(tensor)?, root)?;
     Ok(tensor.outcome(agreed.shapes[0].clone()))
 }
 
-fn alltoall(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
-    let (n, me) = (group.size(), group.rank());
+fn alltoall(wire: &mut impl Wire, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
+    let (n, me) = (wire.size(), wire.rank());
     let row_shape: Vec<usize> = agreed.shapes[0].0.iter().skip(1).copied().collect();
     let row = Shape(row_shape.clone()).bytes(agreed.dtype)?;
     // Rows from each member to each member.
@@ -223,21 +237,21 @@ fn alltoall(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<R
     let shape = Shape(dimensions);
     allocate(tensor, &shape, agreed.dtype)?;
     let (input, output) = slices(tensor)?;
-    group.alltoall_bytes(input, &bytes(&table[me]), output, &bytes(&received), longest)?;
+    wire.alltoall(input, &bytes(&table[me]), output, &bytes(&received), longest)?;
     Ok(tensor.outcome(shape).map(|outcome| Outcome { received_splits: received, ..outcome }))
 }
 
-fn reducescatter(group: &mut Group, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
+fn reducescatter(wire: &mut impl Wire, agreed: &Agreed, tensor: &mut Tensor) -> Result<Result<Outcome>> {
     let Some((op, pre, post)) = agreed.kind.reduction() else { return Err(no_reduction()) };
     let shape = &agreed.shapes[0];
     let rows = shape.0.first().copied().unwrap_or(0);
     let mut mine = shape.clone();
-    mine.0[0] = share(rows, group.size(), group.rank()).len();
+    mine.0[0] = share(rows, wire.size(), wire.rank()).len();
     allocate(tensor, &mine, agreed.dtype)?;
     let (postscale, afterwards) = postscales(agreed, f64::from_bits(post));
     let how = Reduction { prescale: f64::from_bits(pre), postscale, ..Reduction::new(agreed.dtype, op) };
     let (input, output) = slices(tensor)?;
-    group.reducescatter_bytes(input, rows, output, &how)?;
+    wire.reducescatter(input, rows, output, &how)?;
     if afterwards != 1.0 {
         corro_kernels::scale(agreed.dtype, output, afterwards);
     }

@@ -12,9 +12,12 @@
 //! | `plane` | what a plane must do, and what its row in the table says |
 //! | `host` | the plane of host memory |
 //! | `compressed`, `ledgers` | allreduce with fewer bytes between hosts, and what is remembered for it |
+//! | `wire` | what moves and reduces bytes of host memory: Corro's own connections, or MPI |
+//! | `mpi` | the plane of MPI |
 //! | `cuda` | planes of NVIDIA's GPUs |
 //! | `facts`, `choice` | what members tell about themselves; who serves a batch, and why others don't: pure |
 //! | `exchange` | a few bytes from each member to all, over their connections |
+//! | `rows` | the rows of a table, and the planes that are in use |
 //! | `planes` | the planes of one process set |
 
 mod choice;
@@ -25,10 +28,13 @@ mod facts;
 mod host;
 mod ledgers;
 mod memory;
+mod mpi;
 mod outcome;
 mod plane;
 mod planes;
+mod rows;
 mod tensor;
+mod wire;
 
 pub use choice::{Choice, choose};
 pub use corro_compress::{Entry as CompressionEntry, Ledger};
@@ -39,6 +45,7 @@ pub use facts::Facts;
 pub use host::{HOST, Host};
 pub use ledgers::Ledgers;
 pub use memory::Memory;
+pub use mpi::MpiRow;
 pub use outcome::{Done, Outcome, Outcomes};
 pub use plane::{Plane, Pool, Release, Releases, Row, Verdict, Wanted};
 pub use planes::{Planes, Staging, Table};

@@ -8,16 +8,15 @@ use std::sync::Arc;
 
 use corro_agreement::matching::Agreed;
 use corro_agreement::request::Place;
-use corro_collectives::Group;
-use corro_core::{Error, Rank, Result, config};
+use corro_collectives::{Collective, Group};
+use corro_core::{Error, Rank, ReduceOp, Result, config};
 
-use crate::choice::{Choice, choose};
 use crate::cuda::{CudaIpc, Staging as CudaStaging, nccl_rows};
-use crate::exchange::exchange;
-use crate::facts::{FACTS_CAP, Facts};
 use crate::host::{HOST, Host};
 use crate::ledgers::Ledgers;
+use crate::mpi::{self, MpiRow};
 use crate::plane::{Plane, Pool, Releases, Row, Wanted};
+use crate::rows::Rows;
 use crate::tensor::Tensor;
 
 /// What users call the way of a GPU's tensors through host memory.
@@ -30,16 +29,19 @@ pub type Staging = Arc<dyn Fn(Option<Pool>) -> Result<Box<dyn Plane>> + Send + S
 /// Which planes there are. The same on all ranks of a job, whatever their hardware. By default only the host's.
 #[derive(Clone, Default)]
 pub struct Table {
+    /// For tensors in the memory of GPUs.
     rows: Vec<Arc<dyn Row>>,
     staging: Option<Staging>,
     forced: Option<String>,
     ledgers: Ledgers,
+    /// For tensors of the host, in place of Corro's own connections. One that can't serve is an error: the user asks for it.
+    host: Vec<Arc<dyn Row>>,
 }
 
 impl Table {
     /// For tensors in the memory of GPUs: the rows in the order in which they are asked, and what serves where all decline.
     pub fn new(rows: Vec<Arc<dyn Row>>, staging: Staging) -> Self {
-        Self { rows, staging: Some(staging), forced: None, ledgers: Ledgers::default() }
+        Self { rows, staging: Some(staging), forced: None, ledgers: Ledgers::default(), host: Vec::new() }
     }
 
     /// The planes of this release. Nothing is opened before a tensor of a GPU comes.
@@ -52,17 +54,20 @@ impl Table {
         Self { ledgers, ..Self::new(rows, Arc::new(staging)) }
     }
 
-    /// The same, with the plane that the environment asks for.
+    /// The same, with the planes that the environment asks for.
     ///
     /// # Errors
     /// It names none of them.
     pub fn from_env() -> Result<Self> {
-        let Some(wish) = config::GPU_PLANE.value() else { return Ok(Self::standard()) };
-        let wish = wish.trim().to_ascii_lowercase();
-        config::GPU_PLANE.check(&wish, config::GPU_PLANE.name)?;
-        // To the other members what is staged is as if it lay on the host.
-        let plane = if wish == STAGED { HOST.to_owned() } else { wish };
-        Ok(Self::standard().forced(Some(plane)))
+        let mut table = Self::standard();
+        if let Some(wish) = wished(&config::GPU_PLANE)? {
+            // To the other members what is staged is as if it lay on the host.
+            table.forced = Some(if wish == STAGED { HOST.to_owned() } else { wish });
+        }
+        if wished(&config::CPU_OPERATIONS)?.is_some_and(|wish| wish == mpi::NAME) {
+            table.host.push(Arc::new(MpiRow));
+        }
+        Ok(table)
     }
 
     /// The same, with a plane that the user asks for. If it can't serve a batch, that is an error.
@@ -80,38 +85,37 @@ impl Table {
     pub const fn takes_device_memory(&self) -> bool {
         self.staging.is_some()
     }
+}
 
-    /// What this process says about itself.
-    fn describe(&self, host: &str, device: Option<usize>) -> Facts {
-        let mut facts = Facts { host: host.to_owned(), forced: self.forced.clone(), ..Facts::default() };
-        for row in &self.rows {
-            row.describe(&mut facts, device);
-        }
-        facts
-    }
+/// Whether ranks send each other codes of these tensors. A batch has one way for all.
+fn is_compressed(agreed: &[Arc<Agreed>]) -> bool {
+    agreed.first().is_some_and(|agreed| agreed.kind.compression().is_some())
+}
+
+/// What the user asks for, in small letters.
+fn wished(variable: &config::Variable) -> Result<Option<String>> {
+    let Some(wish) = variable.value() else { return Ok(None) };
+    let wish = wish.trim().to_ascii_lowercase();
+    variable.check(&wish, variable.name)?;
+    Ok(Some(wish))
 }
 
 impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.rows.iter().map(|row| row.name())).finish()
+        f.debug_list().entries(self.rows.iter().chain(&self.host).map(|row| row.name())).finish()
     }
 }
 
 /// See the module.
 pub struct Planes {
-    table: Table,
     /// Where this process runs.
     locality: String,
     host: Host,
+    /// What moves tensors of the host in its place; most jobs have none.
+    for_host: Option<Rows>,
+    for_gpus: Rows,
+    staging: Option<Staging>,
     staged: Option<Box<dyn Plane>>,
-    /// By their rows in the table.
-    open: Vec<Option<Box<dyn Plane>>>,
-    /// Why a row was tried and given up, by all members.
-    struck: Vec<Option<String>>,
-    /// Of all members; none until a batch asks for them.
-    facts: Vec<Facts>,
-    /// What was chosen before.
-    chosen: Vec<(Wanted, Option<usize>)>,
     releases: Releases,
     pool: Option<Pool>,
 }
@@ -119,18 +123,14 @@ pub struct Planes {
 impl Planes {
     /// Those of a process set. `locality` is the same in all processes that could share memory.
     pub fn new(table: Table, locality: String, releases: Releases) -> Self {
-        let host = Host::new(table.ledgers.clone());
-        let open = table.rows.iter().map(|_| None).collect();
-        let struck = vec![None; table.rows.len()];
+        let Table { rows, staging, forced, ledgers, host } = table;
         Self {
-            table,
             locality,
-            host,
+            host: Host::new(ledgers),
+            for_host: (!host.is_empty()).then(|| Rows::new("the host", host, None)),
+            for_gpus: Rows::new("GPUs", rows, forced),
+            staging,
             staged: None,
-            open,
-            struck,
-            facts: Vec::new(),
-            chosen: Vec::new(),
             releases,
             pool: None,
         }
@@ -153,8 +153,31 @@ impl Planes {
         tensors: &[Tensor],
     ) -> Result<&mut dyn Plane> {
         match agreed.first().map_or(Place::Host, |first| first.place) {
-            Place::Host => Ok(&mut self.host),
+            // What is compressed is put together here, whoever else moves bytes.
+            Place::Host if self.for_host.is_none() || is_compressed(agreed) => Ok(&mut self.host),
+            Place::Host => self.choose_for_host(group, members, agreed),
             place => self.choose_for_gpus(group, members, (place, agreed), tensors),
+        }
+    }
+
+    fn choose_for_host(
+        &mut self,
+        group: &mut Group,
+        members: &[Rank],
+        agreed: &[Arc<Agreed>],
+    ) -> Result<&mut dyn Plane> {
+        let wanted = agreed.first().and_then(|agreed| Wanted::of(agreed));
+        let (Some(rows), Some(wanted)) = (&mut self.for_host, wanted) else { return Ok(&mut self.host) };
+        match rows.choose(group, members, wanted, (&self.locality, None), &self.releases)? {
+            Ok(plane) => Ok(plane),
+            // What nobody else has, Corro does.
+            Err(_) if wanted.op == Some(ReduceOp::Adasum) || wanted.collective == Collective::Barrier => {
+                Ok(&mut self.host)
+            }
+            Err(choice) => Err(Error::Usage(format!(
+                "{wanted} is to be done by what CORRO_CPU_OPERATIONS (HOROVOD_CPU_OPERATIONS) asks for, which can't: {choice}. \
+                 Without it Corro's own connections are used"
+            ))),
         }
     }
 
@@ -166,76 +189,25 @@ impl Planes {
         tensors: &[Tensor],
     ) -> Result<&mut dyn Plane> {
         // What is compressed goes through the host: the links that it is for are no faster than that.
-        let plain = |agreed: &&Arc<Agreed>| agreed.kind.compression().is_none();
-        let first = agreed.first().filter(plain).filter(|_| place == Place::Gpu);
+        let first = agreed.first().filter(|_| place == Place::Gpu && !is_compressed(agreed));
         let wanted = first.and_then(|agreed| Wanted::of(agreed));
         let device = tensors.iter().find_map(Tensor::device);
-        let row = wanted.map_or(Ok(None), |wanted| self.row(group, members, wanted, device))?;
-        if let Some(row) = row {
-            let open = self.open.get_mut(row).and_then(Option::as_mut);
-            return Ok(&mut **open.ok_or_else(|| Error::Bug("a plane was chosen and not opened".into()))?);
+        if let Some(wanted) = wanted
+            && let Ok(plane) = self.for_gpus.choose(group, members, wanted, (&self.locality, device), &self.releases)?
+        {
+            return Ok(plane);
         }
         // Where all are in the memory of GPUs, also who has joined and brings nothing does as the others.
         if place != Place::Gpu && !tensors.iter().any(Tensor::is_on_device) {
             return Ok(&mut self.host);
         }
         if self.staged.is_none() {
-            let staging = self.table.staging.as_ref();
+            let staging = self.staging.as_ref();
             let staging = staging.ok_or_else(|| Error::Bug("GPU memory in an engine that takes none".into()))?;
             self.staged = Some(staging(self.pool.clone())?);
         }
         let staged = self.staged.as_mut().ok_or_else(|| Error::Bug("a plane just made is gone".into()))?;
         Ok(&mut **staged)
-    }
-
-    /// The row that serves such batches.
-    fn row(
-        &mut self,
-        group: &mut Group,
-        members: &[Rank],
-        wanted: Wanted,
-        device: Option<usize>,
-    ) -> Result<Option<usize>> {
-        if let Some((_, row)) = self.chosen.iter().find(|(before, _)| *before == wanted) {
-            return Ok(*row);
-        }
-        if self.facts.is_empty() {
-            let mine = self.table.describe(&self.locality, device);
-            self.facts = exchange(group, members, &mine, FACTS_CAP)?;
-        }
-        let choice = loop {
-            let choice = choose(&self.table.rows, &self.struck, members, &self.facts, wanted)?;
-            match choice.row {
-                Some(row) if self.open[row].is_none() => {
-                    match self.table.rows[row].open(group, members, &self.facts, device)? {
-                        Ok(plane) => {
-                            if let Some(release) = plane.release() {
-                                self.releases.add(release);
-                            }
-                            self.open[row] = Some(plane);
-                        }
-                        Err(why) => {
-                            self.struck[row] = Some(why);
-                            continue;
-                        }
-                    }
-                }
-                _ => {}
-            }
-            break choice;
-        };
-        // All members would say the same.
-        if group.rank() == 0 {
-            self.tell(members[0], wanted, &choice);
-        }
-        self.chosen.push((wanted, choice.row));
-        Ok(choice.row)
-    }
-
-    fn tell(&self, rank: Rank, wanted: Wanted, choice: &Choice) {
-        let plane = choice.row.map_or("host memory", |row| self.table.rows[row].name());
-        let why = if choice.why_not.is_empty() { String::new() } else { format!(", since {choice}") };
-        tracing::info!(rank = rank.index(), "{wanted} on GPUs goes by {plane}{why}");
     }
 }
 

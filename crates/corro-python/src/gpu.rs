@@ -70,25 +70,39 @@ pub(crate) fn memory(
     unsafe { DeviceMemory::from_raw(address as u64, bytes, ordinal, Some(Arc::clone(ready)), keep) }.into()
 }
 
+/// What GPUs are still at: the ends of these outcomes, each once.
+fn ends(outcomes: &[Outcome]) -> impl Iterator<Item = &Event> {
+    let mut last: Option<&Arc<dyn Done>> = None;
+    outcomes.iter().filter_map(|outcome| outcome.after.as_ref()).filter_map(move |after| {
+        // Those of one batch have the same.
+        let known = last.replace(after).is_some_and(|last| Arc::ptr_eq(last, after));
+        let any: &dyn Any = &**after;
+        any.downcast_ref::<CudaDone>().filter(|_| !known).map(CudaDone::event)
+    })
+}
+
 /// Has the framework's current streams wait for results that GPUs are still at.
 pub(crate) fn order(py: Python<'_>, outcomes: &[Outcome]) -> PyResult<()> {
-    let mut last: Option<&Arc<dyn Done>> = None;
-    for after in outcomes.iter().filter_map(|outcome| outcome.after.as_ref()) {
-        // Those of one batch have the same.
-        if last.is_some_and(|last| Arc::ptr_eq(last, after)) {
-            continue;
-        }
-        last = Some(after);
-        let any: &dyn Any = &**after;
-        let Some(done) = any.downcast_ref::<CudaDone>() else { continue };
+    for event in ends(outcomes) {
         let streams =
             STREAMS.get().ok_or_else(|| exception(py, &Error::Bug("no front has named its streams".into())))?;
-        let device = done.event().device();
+        let device = event.device();
         let stream: u64 = streams.call1(py, (device.ordinal(),))?.extract(py)?;
         // SAFETY: as in `Moments::now`.
-        unsafe { Stream::foreign(device, stream) }.wait(done.event()).map_err(|error| exception(py, &error))?;
+        unsafe { Stream::foreign(device, stream) }.wait(event).map_err(|error| exception(py, &error))?;
     }
     Ok(())
+}
+
+/// Has one stream wait for results that GPUs are still at.
+pub(crate) fn order_on(stream: &Stream, outcomes: &[Outcome]) -> Result<()> {
+    ends(outcomes).try_for_each(|event| stream.wait(event))
+}
+
+/// A framework's stream on a device.
+pub(crate) fn stream(ordinal: usize, handle: u64) -> Result<Stream> {
+    // SAFETY: as in `Moments::now`.
+    Ok(unsafe { Stream::foreign(&device(ordinal)?.0, handle) })
 }
 
 /// Results that streams of a framework still copy.

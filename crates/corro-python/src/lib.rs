@@ -62,7 +62,7 @@ mod _native {
     #[pymodule_export]
     use crate::handles::{poll, wait};
     #[pymodule_export]
-    use crate::jax::{jax_failure, jax_handler};
+    use crate::jax::{jax_failure, jax_handlers};
     #[pymodule_export]
     use crate::job::{
         add_process_set, cross_rank, cross_size, epoch, flight_record, init, is_homogeneous, is_initialized,

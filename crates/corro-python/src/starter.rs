@@ -47,13 +47,13 @@ type Ended = (Vec<Option<Py<PyBytes>>>, Option<(String, Option<usize>)>);
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "extracted from a Python dict")]
 pub(crate) fn start_job(py: Python<'_>, wanted: Wanted) -> PyResult<Ended> {
-    let Asked { plan, output, remarks } = outside(py, || wanted.understand())?;
-    for remark in remarks {
+    let asked = outside(py, || wanted.understand())?;
+    for remark in &asked.remarks {
         eprintln!("corro.run: {remark}");
     }
     let (sender, control) = channel();
     let running = std::thread::spawn(move || {
-        plan.run(output, move |control| {
+        asked.run("corro.run", move |control| {
             let _ = sender.send(control);
         })
     });

@@ -5,7 +5,7 @@
 //! no such pipe, and its peers' errors must do.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -116,21 +116,8 @@ impl Channel {
     }
 
     fn open(word: &str) -> Option<Self> {
-        let mut numbers = word.split(':').map(str::parse::<u64>);
-        let (Some(Ok(descriptor)), Some(Ok(device)), Some(Ok(inode)), None) =
-            (numbers.next(), numbers.next(), numbers.next(), numbers.next())
-        else {
-            return None;
-        };
-        // Opened anew, so that it is ours to close, and not inherited by what this process starts.
-        let pipe = OpenOptions::new()
-            .write(true)
-            .custom_flags((OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32)
-            .open(format!("/proc/self/fd/{descriptor}"))
-            .ok()?;
-        let found = pipe.metadata().ok()?;
-        let is_it = found.file_type().is_fifo() && (found.dev(), found.ino()) == (device, inode);
-        is_it.then(|| Self { pipe, process: std::process::id() })
+        let pipe = reopened(word, OpenOptions::new().write(true))?;
+        Some(Self { pipe, process: std::process::id() })
     }
 
     /// States it. Nothing is done about a pipe that is full or closed: there is no better place to complain to.
@@ -147,6 +134,51 @@ impl Channel {
     }
 }
 
+/// The pipe that a word describes, if it is still the one that has this number.
+fn reopened(word: &str, options: &mut OpenOptions) -> Option<File> {
+    let mut numbers = word.split(':').map(str::parse::<u64>);
+    let (Some(Ok(descriptor)), Some(Ok(device)), Some(Ok(inode)), None) =
+        (numbers.next(), numbers.next(), numbers.next(), numbers.next())
+    else {
+        return None;
+    };
+    // Opened anew, so that it is ours to close, and not inherited by what this process starts.
+    let pipe = options
+        .custom_flags((OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32)
+        .open(format!("/proc/self/fd/{descriptor}"))
+        .ok()?;
+    let found = pipe.metadata().ok()?;
+    let is_it = found.file_type().is_fifo() && (found.dev(), found.ino()) == (device, inode);
+    is_it.then_some(pipe)
+}
+
+/// The way by which the agent asks this process for something.
+#[derive(Debug)]
+pub struct Requests {
+    pipe: File,
+}
+
+impl Requests {
+    /// The one that the environment describes. See [`Channel::from_env`].
+    pub fn from_env() -> Option<Self> {
+        Self::open(&config::REQUESTS.value()?)
+    }
+
+    fn open(word: &str) -> Option<Self> {
+        reopened(word, OpenOptions::new().read(true)).map(|pipe| Self { pipe })
+    }
+
+    /// Whether something was asked since the last time. Never waits.
+    pub fn take(&self) -> bool {
+        let mut bytes = [0; 64];
+        let mut asked = false;
+        while matches!((&self.pipe).read(&mut bytes), Ok(1..)) {
+            asked = true;
+        }
+        asked
+    }
+}
+
 /// What [`config::STATEMENTS`] is to hold, in a process that inherits `pipe` under the number it has here.
 pub fn describe(pipe: impl std::os::fd::AsFd) -> std::io::Result<String> {
     use std::os::fd::AsRawFd;
@@ -156,8 +188,6 @@ pub fn describe(pipe: impl std::os::fd::AsFd) -> std::io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-
     use corro_core::departure::MAX_STATEMENT;
 
     use super::*;
@@ -179,6 +209,18 @@ mod tests {
         let (first, used) = codec::take::<Statement>(&bytes, MAX_STATEMENT).unwrap().unwrap();
         let (second, more) = codec::take::<Statement>(&bytes[used..], MAX_STATEMENT).unwrap().unwrap();
         assert_eq!(([first, second], used + more), (statements, bytes.len()));
+    }
+
+    #[test]
+    fn what_is_asked_is_asked_once() {
+        let (asked, mut asks) = std::io::pipe().unwrap();
+        let requests = Requests::open(&describe(&asked).unwrap()).unwrap();
+        assert!(!requests.take());
+        asks.write_all(b"??").unwrap();
+        assert!(requests.take() && !requests.take());
+        drop(asks);
+        assert!(!requests.take(), "who is gone asks nothing");
+        assert!(Requests::open("7:1:2").is_none());
     }
 
     #[test]

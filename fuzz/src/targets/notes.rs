@@ -26,5 +26,5 @@ pub fn run(bytes: &[u8]) {
     story.tick(now + 1000);
     let view = View::of(&story, now, Since::default()).json();
     let value = recording::parse(&view).expect("a view is a recording");
-    assert!(!report::text(&value).is_empty());
+    assert!(!report::text(&value, Some(&value)).is_empty());
 }

@@ -11,6 +11,6 @@ pub fn run(bytes: &[u8]) {
         Err(refused) => assert!(Answer::refused(refused).bytes().starts_with(b"HTTP/1.1 4")),
     }
     if let Ok(value) = std::str::from_utf8(bytes).map_err(|e| e.to_string()).and_then(recording::parse) {
-        assert!(!report::text(&value).contains('\x1b'));
+        assert!(!report::text(&value, Some(&value)).contains('\x1b'));
     }
 }

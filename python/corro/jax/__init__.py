@@ -31,6 +31,7 @@ from corro._front.basics import (
     stop_timeline,
 )
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from corro._front.watching import log
 from corro.jax import data, elastic
 from corro.jax._constants import cross_rank, cross_size, local_rank, local_size, rank, size
 from corro.jax._eager import finish as _finish
@@ -111,6 +112,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "log",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -100,7 +100,9 @@ def _shapes(*avals: Any, kind: str, rows: tuple[int, ...], **_params: Any) -> li
 # --- writing it into a program
 
 
-def _lower(ctx: Any, *arrays: Any, kind: str, name: str | None, rows: Any, back: Any, **params: Any) -> Any:
+def _lower(
+    ctx: Any, *arrays: Any, on_gpu: bool, kind: str, name: str | None, rows: Any, back: Any, **params: Any
+) -> Any:
     module = ctx.module_context
     fields = [kind, *(params[key] for key in ("set_id", "op", "prescale", "postscale", "root"))]
     fields += [_local_devices(module.axis_context), ",".join(map(str, params["splits"]))]
@@ -108,7 +110,7 @@ def _lower(ctx: Any, *arrays: Any, kind: str, name: str | None, rows: Any, back:
     # On several devices each makes the call, with all values. XLA wants no side effects of what all devices do; names are
     # enough there to keep calls from being merged.
     alone = _devices(module.axis_context) == 1
-    return _versions.foreign_call(_TARGET, ctx, arrays, ";".join(map(str, fields)), has_side_effect=alone)
+    return _versions.foreign_call(_TARGET, ctx, arrays, ";".join(map(str, fields)), alone, on_gpu)
 
 
 def _lower_elsewhere(ctx: Any, *arrays: Any, **params: Any) -> Any:
@@ -284,10 +286,13 @@ def _register() -> None:
     ad.primitive_transposes[collective_p] = _transpose
     batching.primitive_batchers[collective_p] = _batch
     _versions.register_lowering(collective_p, _lower_elsewhere)
-    _versions.register_lowering(collective_p, _lower, platform="cpu")
+    on_host, on_gpu = _native.jax_handlers(_versions.future_place())
+    for platform, target, handler in (("cpu", "cpu", on_host), ("cuda", "CUDA", on_gpu)):
+        rule = functools.partial(_lower, on_gpu=handler is on_gpu)
+        _versions.register_lowering(collective_p, rule, platform=platform)
+        ffi.register_ffi_target(_TARGET, handler, platform=target)
     _versions.allow_in_shard_map(collective_p)
     _sites.keep_apart(collective_p)
-    ffi.register_ffi_target(_TARGET, _native.jax_handler(_versions.future_place()), platform="cpu")
 
 
 _register()

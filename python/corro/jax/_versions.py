@@ -110,9 +110,9 @@ def differs_along(aval: Any) -> frozenset[Any]:
     return getattr(aval, "vma", frozenset()) if axes is None else axes.varying
 
 
-def foreign_call(target: str, ctx: Any, arrays: Sequence[Any], call: str, has_side_effect: bool) -> Any:
+def foreign_call(target: str, ctx: Any, arrays: Sequence[Any], call: str, has_side_effect: bool, on_gpu: bool) -> Any:
     """Writes a call into a program. What it is to do is one text."""
-    if _VERSION >= (0, 8):
+    if on_gpu or _VERSION >= (0, 8):
         return ffi.ffi_lowering(target, has_side_effect=has_side_effect)(ctx, *arrays, call=call)
     # The compiler for CPUs reads attributes as what they are not, in calls of what a product of matrices has gone into,
     # and ends the process. So the text is an argument, the first.

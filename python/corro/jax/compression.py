@@ -6,56 +6,28 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from corro._front.compression import CastCompressor, Compressor, NoneCompressor
 
-class Compressor:
-    """The interface; a class of your own with these two methods works as well. Both are traced."""
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+
+
+class _Cast(CastCompressor):
+    @classmethod
+    def travels_as_it_is(cls, dtype: Any) -> bool:
+        return not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize <= 2
 
     @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """The array to reduce, and what `decompress` needs to know."""
-        raise NotImplementedError
-
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """The reduced array in its own dtype."""
-        raise NotImplementedError
+    def cast(cls, tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype)
 
 
-class NoneCompressor(Compressor):
-    """Nothing is changed."""
-
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        return tensor
-
-
-class _CastCompressor(Compressor):
-    """Floating-point arrays travel as another dtype; others pass through."""
-
-    target: Any
-
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        if not jnp.issubdtype(tensor.dtype, jnp.floating) or tensor.dtype.itemsize <= 2:
-            return tensor, None
-        return tensor.astype(cls.target), tensor.dtype
-
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else tensor.astype(ctx)
-
-
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_Cast):
     """Half precision: 11 bits of mantissa, a small range."""
 
     target = jnp.float16
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_Cast):
     """bfloat16: 8 bits of mantissa, float32's range, so that gradients neither overflow nor vanish."""
 
     target = jnp.bfloat16

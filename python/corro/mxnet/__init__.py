@@ -36,6 +36,7 @@ from corro._front.basics import (
     stop_timeline,
 )
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from corro._front.watching import log
 from corro.mxnet.compression import Compression
 from corro.mxnet.functions import allgather_object, broadcast_object, broadcast_parameters
 from corro.mxnet.mpi_ops import (
@@ -98,6 +99,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "log",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -54,14 +54,16 @@ def translated(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class _Arrays:
-    """MXNet's arrays, of both of its interfaces."""
+    """MXNet's arrays, of both of its interfaces. Those that lie elsewhere than on the CPU travel as copies."""
 
-    def home(self, tensor: Any) -> Any:
-        if not isinstance(tensor, mx.nd.NDArray):
-            raise ValueError(f"an MXNet array is needed here, not {type(tensor).__name__}.")
+    def place(self, tensor: Any) -> View | None:
+        return self.view(self.reachable(tensor), tensor) if self.is_on_host(tensor) else None
+
+    def reachable(self, tensor: Any) -> Any:
+        on_host = self.is_on_host(tensor)
         if tensor.stype != "default":
             raise ValueError(f"a {tensor.stype} array is not supported; use tensor.tostype('default').")
-        home = tensor if tensor.ctx.device_type.startswith("cpu") else tensor.copyto(mx.cpu())
+        home = tensor if on_host else tensor.copyto(mx.cpu())
         # Nobody writes it any more, and nobody reads it.
         check_call(_LIB.MXNDArrayWaitToWrite(home.handle))
         return home
@@ -75,14 +77,35 @@ class _Arrays:
         return (address.value or 0, home.shape, number, CPU)
 
     def empty_like(self, home: Any) -> Any:
-        return self.home(_empty(home.shape, home.ctx, home.dtype, home))
+        return self.reachable(_empty(home.shape, home.ctx, home.dtype, home))
 
-    def put_back(self, tensor: Any, home: Any) -> Any:
+    def hold(self, tensor: Any) -> Any:
+        return tensor
+
+    storage = hold
+
+    def is_on_host(self, tensor: Any) -> bool:
+        if not isinstance(tensor, mx.nd.NDArray):
+            raise ValueError(f"an MXNet array is needed here, not {type(tensor).__name__}.")
+        return bool(tensor.ctx.device_type.startswith("cpu"))
+
+    def is_on_gpu(self, _tensor: Any) -> bool:
+        return False
+
+    def device(self, _tensor: Any) -> Any:
+        return CPU
+
+    def rounded(self, numbers: tuple[Any, ...], _tensor: Any) -> tuple[Any, ...]:
+        return numbers
+
+    def put_back(self, places: tuple[Any, Any], _output: Output | None = None) -> Any:
+        tensor, home = places
         if home is not tensor:
             home.copyto(tensor)
         return tensor
 
-    def beside(self, tensor: Any, result: Any) -> Any:
+    def to_device(self, places: tuple[Any, Any], _output: Output | None = None) -> Any:
+        tensor, result = places
         return result if tensor.ctx == result.ctx else result.copyto(tensor.ctx)
 
     def from_output(self, like: Any, output: Output | None) -> Any:
@@ -93,7 +116,12 @@ class _Arrays:
         array = mx.nd.array(rows, ctx=like.ctx, dtype=like.dtype)
         return array.as_np_ndarray() if _is_new(like) else array
 
+    def with_splits(self, like_and_device: tuple[Any, Any], output: Output | None) -> tuple[Any, list[int]]:
+        assert output is not None, "an alltoall has a result of its own"
+        return self.from_output(like_and_device[0], output), output.received_splits
+
     def integers(self, numbers: Sequence[int], like: Any) -> Any:
+        """Whole numbers, as an array beside this one."""
         array = mx.nd.array(np.array(numbers, np.int32), ctx=like.ctx, dtype="int32")
         return array.as_np_ndarray() if _is_new(like) else array
 

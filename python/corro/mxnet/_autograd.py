@@ -68,11 +68,11 @@ class Alltoall(_Function):
     def forward(self, tensor: Any) -> Any:
         (splits,) = self.numbers
         self.rows = tensor.shape[0]
-        output, self.received = ops.alltoall(tensor, splits, self.process_set, self.name)
+        output, self.received = ops.alltoall(tensor, splits, None, self.process_set, self.name)
         return output
 
     def backward(self, grad: Any) -> Any:
-        back, _ = ops.alltoall(grad, self.received, self.process_set, None)
+        back, _ = ops.alltoall(grad, self.received, None, self.process_set, None)
         if back.shape[0] == self.rows:
             return back
         padding = mx.nd.zeros((self.rows - back.shape[0], *back.shape[1:]), ctx=back.ctx, dtype=back.dtype)

@@ -6,45 +6,25 @@ from typing import Any
 
 import numpy as np
 
+from corro._front.compression import CastCompressor, Compressor, NoneCompressor
 
-class Compressor:
-    """The interface; a class of your own with these two methods works as well."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The array to reduce, and what `decompress` needs to know."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The reduced array in its own dtype."""
-        raise NotImplementedError
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class NoneCompressor(Compressor):
-    """Nothing is changed."""
+class _Cast(CastCompressor):
+    @classmethod
+    def travels_as_it_is(cls, dtype: Any) -> bool:
+        return np.dtype(dtype).kind != "f" or np.dtype(dtype) == cls.target
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
+    @classmethod
+    def cast(cls, tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype, copy=False)
 
 
-class FP16Compressor(Compressor):
+class FP16Compressor(_Cast):
     """Half precision: 11 bits of mantissa, a small range."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        if np.dtype(tensor.dtype).kind != "f" or np.dtype(tensor.dtype) == np.float16:
-            return tensor, None
-        return tensor.astype("float16", copy=False), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else tensor.astype(ctx, copy=False)
+    target = np.float16
 
 
 class Compression:

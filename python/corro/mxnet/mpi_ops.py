@@ -232,7 +232,7 @@ def alltoall(
         function = _autograd.Alltoall(process_set, name, rows)
         output = function(tensor)
         return output if splits is None else (output, _autograd.received(function, tensor))
-    output, received = ops.alltoall(tensor, rows, process_set, name)
+    output, received = ops.alltoall(tensor, rows, None, process_set, name)
     return output if splits is None else (output, arrays.integers(received, tensor))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -18,37 +17,9 @@ import cloudpickle
 
 from corro import _native
 from corro._command import program
-from corro.runner._notes import IN_THE_WORKER
+from corro.runner._results import JobFailed, interpret
 
 __all__ = ["JobFailed", "run"]
-
-
-class JobFailed(RuntimeError):
-    """A process of `corro.run` has failed. `rank` is which; what was raised there, if it could be sent, is `__cause__`.
-
-    Example:
-        >>> import corro
-        >>> from corro.runner import JobFailed
-        >>> def train():
-        ...     raise ValueError("no data")
-        >>> try:
-        ...     corro.run(train, num_proc=1)
-        ... except JobFailed as failure:
-        ...     print(failure.rank, repr(failure.__cause__))
-        0 ValueError('no data')
-    """
-
-    def __init__(self, text: str, rank: int | None = None) -> None:
-        super().__init__(text)
-        self.rank = rank
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of two tracebacks, of which one leads through this module only."""
-        lines = []
-        if self.__cause__ is not None:
-            lines += [f"Traceback of rank {self.rank} (most recent call last):", *_worker_traceback(self.__cause__)]
-            lines += [_summary(self.__cause__), ""]
-        return [*lines, f"{type(self).__name__}: {self}"]
 
 
 T = TypeVar("T")
@@ -84,11 +55,18 @@ def run(
     max_np: int | None = None,
     *,
     env: Mapping[str, str] | None = None,
+    watch: bool = False,
+    page: bool | str = False,
+    record: str | os.PathLike[str] | None = None,
+    report: bool | str | os.PathLike[str] = False,
+    logdir: str | os.PathLike[str] | None = None,
 ) -> list[T]:
     """Calls `func(*args, **kwargs)` in `num_proc` processes and gives their results in the order of ranks.
 
     Parameters mean what the flags of the same name mean to `corro run`; `slots` is `--slots-per-host`, and `env` has
-    variables for the workers on top of this process's own. `executable` is the Python of the workers.
+    variables for the workers on top of this process's own. `executable` is the Python of the workers. `page=True` serves
+    the live page and prints its link, `record` and `logdir` name a file and a folder, `report=True` says at the end where
+    the time went: see docs/watching.md.
 
     Raises `JobFailed`, a `RuntimeError`, if a process fails, naming its rank. The exception that `func` raised there is its
     cause; a notebook shows that one only, as it looked in the worker.
@@ -129,6 +107,8 @@ def run(
         *_given("--network-interfaces", network_interfaces),
         *_given("--mpi-args", mpi_args),
     ]
+    flags += [*_given("--record", record), *_given("--logdir", logdir)]
+    flags += [*_asked("--page", page), *_asked("--report", report), *_asked("--watch", watch)]
     switches = {"--disable-cache": disable_cache, "--verbose": verbose, "--gloo": use_gloo, "--mpi": use_mpi}
     flags += [flag for flag, wanted in switches.items() if wanted]
 
@@ -141,16 +121,7 @@ def run(
             "variables": _variables(env or {}),
         }
     )
-    if failure is not None:
-        text, rank = failure
-        culprit = _raised_on(results, rank)
-        if culprit is not None:
-            # What the worker wrote last (the indented lines) is that exception, which is shown in full.
-            first, *rest = text.split("\n")
-            kept = [line for line in rest if not line.startswith("    ")]
-            text = "\n".join([f"{first} ({_summary(culprit)})", *kept])
-        raise JobFailed(f"corro.run failed: {text}", rank) from culprit
-    return [cloudpickle.loads(result)[0] if result is not None else None for result in results]
+    return interpret(results, failure, "corro.run")
 
 
 def _given(flag: str, value: Any) -> list[str]:
@@ -158,23 +129,10 @@ def _given(flag: str, value: Any) -> list[str]:
     return [] if value is None else [f"{flag}={value}"]
 
 
-def _raised_on(results: Sequence[bytes | None], rank: int | None) -> BaseException | None:
-    """What `func` raised in the rank that failed first, if it could be sent."""
-    given = results[rank] if rank is not None and rank < len(results) else None
-    if given is None:
-        return None
-    _, error = cloudpickle.loads(given)
-    return error
-
-
-def _worker_traceback(error: BaseException) -> list[str]:
-    """The frames that `corro.runner.worker` has noted down, which cannot travel by themselves."""
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(IN_THE_WORKER)]
-    return notes[0].splitlines()[1:] if notes else []
-
-
-def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(type(error), error)).splitlines()[0]
+def _asked(flag: str, wanted: bool | str | os.PathLike[str]) -> list[str]:
+    if isinstance(wanted, bool):
+        return [flag] if wanted else []
+    return [f"{flag}={os.fspath(wanted)}"]
 
 
 def _variables(env: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -6,56 +6,28 @@ from typing import Any
 
 import tensorflow as tf
 
+from corro._front.compression import CastCompressor, Compressor, NoneCompressor
 
-class Compressor:
-    """The interface; a class of your own with these two methods works as well."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor to reduce, and what `decompress` needs to know."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The reduced tensor in its own dtype."""
-        raise NotImplementedError
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class NoneCompressor(Compressor):
-    """Nothing is changed."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
-
-
-class _CastCompressor(Compressor):
-    """Floating-point tensors travel as another dtype; others pass through."""
-
-    target: tf.DType
+class _Cast(CastCompressor):
+    @classmethod
+    def travels_as_it_is(cls, dtype: Any) -> bool:
+        return not dtype.is_floating or dtype == cls.target
 
     @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:  # type: ignore[override]
-        if not tensor.dtype.is_floating or tensor.dtype == cls.target:
-            return tensor, None
-        return tf.cast(tensor, cls.target), tensor.dtype
-
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:  # type: ignore[override]
-        return tensor if ctx is None else tf.cast(tensor, ctx)
+    def cast(cls, tensor: Any, dtype: Any) -> Any:
+        return tf.cast(tensor, dtype)
 
 
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_Cast):
     """Half precision: 11 bits of mantissa, a small range."""
 
     target = tf.float16
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_Cast):
     """bfloat16: 8 bits of mantissa, float32's range, so that gradients neither overflow nor vanish."""
 
     target = tf.bfloat16

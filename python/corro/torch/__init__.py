@@ -11,7 +11,7 @@ except ImportError as error:
     ) from error
 
 from corro._front.basics import before_waiting as _before_waiting
-from corro._front.compression import compression_report
+from corro._front.engine_compression import compression_report
 from corro._front.process_sets import (
     ProcessSet,
     add_process_set,

@@ -16,7 +16,7 @@ from corro._errors import HorovodInternalError
 from corro._front import basics, checks
 from corro._front.arguments import Sum
 from corro._front.checks import Facts
-from corro._front.compression import settings_of
+from corro._front.engine_compression import settings_of
 from corro._front.process_sets import ProcessSet
 from corro.torch import _eager
 from corro.torch._backward import graph_task, queue_callback, within_backward

@@ -1,8 +1,12 @@
-"""How a torch tensor becomes what the engine takes, and back. A contiguous tensor on the CPU is never copied."""
+"""How a torch tensor becomes what the engine takes, and back: torch's `corro._front.adapter.Adapter`.
+
+A contiguous tensor on the CPU, or on a GPU, is never copied.
+"""
 
 from __future__ import annotations
 
 import functools
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -31,6 +35,11 @@ for _name, _number in (("uint16", 2), ("uint32", 11), ("uint64", 12)):
 
 _strided = torch.strided
 
+empty_like = torch.empty_like
+is_on_host = attrgetter("is_cpu")
+is_on_gpu = attrgetter("is_cuda")
+device = attrgetter("device")
+
 
 def reachable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself if the engine can use it where it is, else a contiguous copy: beside it, or on the CPU."""
@@ -53,8 +62,8 @@ def place(tensor: torch.Tensor) -> View | None:
     elif tensor.is_cuda and tensor.layout is _strided and tensor.is_contiguous() and not tensor.is_neg():
         dtype = DTYPES.get(tensor.dtype)
         if dtype is not None and _takes_gpu_memory():
-            device = tensor.device.index or 0
-            return (tensor.data_ptr(), tensor.shape, dtype, device, current_stream(device))
+            number = tensor.device.index or 0
+            return (tensor.data_ptr(), tensor.shape, dtype, number, current_stream(number))
     return None
 
 

@@ -6,58 +6,29 @@ from typing import Any
 
 import torch
 
-from corro._front.compression import Methods
+from corro._front.compression import CastCompressor, Compressor, NoneCompressor
+from corro._front.engine_compression import Methods
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class Compressor:
-    """The interface; a class of your own with these two methods works as well."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to reduce, and what `decompress` needs to know."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The reduced tensor in its own dtype."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Nothing is changed."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor
-
-
-class _CastCompressor(Compressor):
-    """Floating-point tensors travel as another dtype; others pass through."""
-
-    target: torch.dtype
+class _Cast(CastCompressor):
+    @classmethod
+    def travels_as_it_is(cls, dtype: Any) -> bool:
+        return not dtype.is_floating_point or dtype == cls.target
 
     @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:  # type: ignore[override]
-        if not tensor.dtype.is_floating_point or tensor.dtype == cls.target:
-            return tensor, None
-        return tensor.to(cls.target), tensor.dtype
-
-    @classmethod
-    def decompress(cls, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:  # type: ignore[override]
-        return tensor if ctx is None else tensor.to(ctx)
+    def cast(cls, tensor: Any, dtype: Any) -> Any:
+        return tensor.to(dtype)
 
 
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_Cast):
     """Half precision: 11 bits of mantissa, a small range."""
 
     target = torch.float16
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_Cast):
     """bfloat16: 8 bits of mantissa, float32's range, so that gradients neither overflow nor vanish."""
 
     target = torch.bfloat16

@@ -50,7 +50,7 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
-from corro._front.compression import EngineCompression, need_name
+from corro._front.engine_compression import EngineCompression, need_name
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._front.waiting import barrier, poll, synchronize
 from corro.common.basics import HorovodBasics

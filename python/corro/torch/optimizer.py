@@ -12,7 +12,7 @@ import torch
 
 from corro._front import basics, checks, watching
 from corro._front.arguments import Adasum, Average, Sum
-from corro._front.compression import settings_of
+from corro._front.engine_compression import settings_of
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._native import epoch
 from corro.common.util import split_list

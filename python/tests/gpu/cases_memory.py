@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import torch
-from gpu import DEVICE, ON_GPU, each, everyone, numbers, reduced, same
+from each import each
+from gpu import DEVICE, ON_GPU, everyone, numbers, reduced, same
 
 import corro.torch as hvd
 

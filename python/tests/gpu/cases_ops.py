@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from gpu import DEVICE, DTYPES, each, everyone, numbers, reduced, same, serves
+from each import each
+from gpu import DEVICE, DTYPES, everyone, numbers, reduced, same, serves
 
 import corro.torch as hvd
 

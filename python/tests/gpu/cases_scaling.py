@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from gpu import DEVICE, ON_GPU, each
+from each import each
+from gpu import DEVICE, ON_GPU
 
 import corro.torch as hvd
 

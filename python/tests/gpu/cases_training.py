@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 
 import torch
-from gpu import DEVICE, ON_GPU, each
+from each import each
+from gpu import DEVICE, ON_GPU
 from torch import nn
 
 import corro.torch as hvd

@@ -1,4 +1,4 @@
-"""What the cases for GPUs share: where tensors lie, which numbers they hold, and how a case is run for many values.
+"""What the cases for torch share: where tensors lie, and which numbers they hold.
 
 Nothing here needs more than torch: machines with GPUs have little else. `CORRO_TEST_DEVICE=cpu` runs the same cases without
 a GPU, to see whether the cases themselves are right.
@@ -6,9 +6,7 @@ a GPU, to see whether the cases themselves are right.
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,24 +21,6 @@ PLANE = os.environ.get("CORRO_GPU_PLANE", "")
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DTYPES = [*FLOATS, *INTEGERS]
-
-Case = Callable[..., None]
-
-
-def each(**values: list[Any]) -> Callable[[Case], Case]:
-    """Runs a case for all combinations of these arguments."""
-
-    def mark(case: Case) -> Case:
-        case.values = values  # type: ignore[attr-defined]
-        return case
-
-    return mark
-
-
-def combinations(case: Case) -> Iterator[dict[str, Any]]:
-    values = getattr(case, "values", {})
-    for chosen in itertools.product(*values.values()):
-        yield dict(zip(values, chosen, strict=True))
 
 
 def numbers(dtype: torch.dtype, *shape: int, rank: int | None = None) -> torch.Tensor:

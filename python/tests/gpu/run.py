@@ -9,12 +9,9 @@ has on any rank. Exits with 1 then, and where there is no GPU. See `gpu.py` for 
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import os
 import sys
-import time
-import traceback
 from pathlib import Path
 
 # NCCL takes ranks of one GPU only if it believes them on different hosts. Before anything that reads it.
@@ -24,25 +21,12 @@ if os.environ.get("CORRO_GPU_PLANE") == "nccl":
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 MODULES = ("cases_ops", "cases_scaling", "cases_memory", "cases_training", "cases_refusals")
-# A case that takes longer hangs.
-LIMIT = 120
-
-
-def run_case(case, arguments) -> str:
-    """Why it has failed here; empty if it has not."""
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
-    try:
-        case(**arguments)
-    except Exception:
-        return traceback.format_exc(limit=-6)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    return ""
 
 
 def main() -> int:
     import torch
-    from gpu import DEVICE, ON_GPU, PLANE, combinations
+    from each import run_all
+    from gpu import DEVICE, ON_GPU, PLANE
 
     import corro.torch as hvd
 
@@ -50,35 +34,9 @@ def main() -> int:
         print("python/tests/gpu: FAILED: there is no GPU here", flush=True)
         return 1
     hvd.init()
-    first, ranks = hvd.rank() == 0, hvd.size()
-    failed, passed, start = [], 0, time.monotonic()
-    for name in MODULES:
-        module = importlib.import_module(name)
-        for case in [value for key, value in vars(module).items() if key.startswith("test_")]:
-            for arguments in combinations(case):
-                title = f"{name}.{case.__name__}" + "".join(f" {key}={value}" for key, value in arguments.items())
-                if sys.argv[1:] and not any(word in title for word in sys.argv[1:]):
-                    continue
-                reason = run_case(case, arguments)
-                if reason:
-                    print(f"FAILED {title} on rank {hvd.rank()}:\n{reason}", flush=True)
-                # If the job itself has failed this raises, and the launcher shows why.
-                reasons = hvd.allgather_object(reason, name=f"verdict/{title}")
-                if any(reasons):
-                    failed.append(title)
-                else:
-                    passed += 1
-    hvd.shutdown()
-    if first:
-        took = time.monotonic() - start
-        for title in failed:
-            print(f"FAILED {title}")
-        verdict = "FAILED" if failed or not passed else "passed"
-        where = f"{ranks} ranks on {DEVICE}, plane {PLANE or 'by itself'}"
-        print(
-            f"python/tests/gpu: {verdict}: {passed} cases right, {len(failed)} wrong, {where}, {took:.1f} s", flush=True
-        )
-    return 1 if failed or not passed else 0
+    modules = [importlib.import_module(name) for name in MODULES]
+    where = f"{DEVICE}, plane {PLANE or 'by itself'}"
+    return 0 if run_all(modules, sys.argv[1:], hvd, where) else 1
 
 
 if __name__ == "__main__":

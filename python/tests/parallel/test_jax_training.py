@@ -254,3 +254,36 @@ def test_equinox():
     assert values[-1] < values[0] / 2
     weights = hvd.allgather_object(np.asarray(model.layers[0].weight).tolist())
     assert weights == [weights[0]] * hvd.size()
+
+
+def test_haiku():
+    hk = pytest.importorskip("haiku")
+    x, y = whole_data()
+    network = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP([8, 1])(x)[:, 0]))
+    params = hvd.broadcast_parameters(network.init(jax.random.key(hvd.rank()), x[:1]))
+    optimizer = hvd.DistributedOptimizer(optax.adam(0.01), name="haiku")
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, x, y):
+        value, gradients = jax.value_and_grad(lambda p: ((network.apply(p, x) - y) ** 2).mean())(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    values = []
+    for _ in range(40):
+        params, state, value = step(params, state, mine(x), mine(y))
+        values.append(float(hvd.average_metrics(value)))
+    assert values[-1] < values[0] / 2
+    weights = hvd.allgather_object([np.asarray(leaf).tolist() for leaf in jax.tree.leaves(params)])
+    assert weights == [weights[0]] * hvd.size()
+
+
+def test_grain_gives_each_rank_its_own_part():
+    grain = pytest.importorskip("grain.python")
+    n = hvd.size()
+    sampler = grain.IndexSampler(4 * n + 1, shard_options=hvd.data.shard_options(), shuffle=True, seed=3, num_epochs=1)
+    loader = grain.DataLoader(data_source=range(4 * n + 1), sampler=sampler, worker_count=0)
+    parts = hvd.allgather_object([int(element) for element in loader])
+    assert [len(part) for part in parts] == [4] * n
+    assert len({element for part in parts for element in part}) == 4 * n

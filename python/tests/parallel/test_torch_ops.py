@@ -1,9 +1,13 @@
 """Operations of `corro.torch` beyond the shared cases: gradients, compression, sparse and odd tensors."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import corro.torch as hvd
+from corro._front.ops import Ops
+from corro.torch import _tensors
 
 
 def rank_tensor(*shape):
@@ -150,7 +154,9 @@ def test_ranks_whose_tensors_live_on_different_devices(kind, monkeypatch):
     label = -1 if hvd.rank() == 0 else 0
     monkeypatch.setattr("corro.torch._tensors.device_number", lambda tensor: label)
     # Where the engine does not take a tensor as it is, as it takes none of a GPU.
-    monkeypatch.setattr("corro.torch._eager.place", lambda tensor: None)
+    elsewhere = Ops(SimpleNamespace(**{**vars(_tensors), "place": lambda tensor: None}))
+    for name, op in vars(elsewhere).items():
+        monkeypatch.setattr(f"corro.torch._eager.{name}", op)
     call = {
         "allreduce": lambda x: hvd.allreduce(x, name="mixed"),
         "allgather": lambda x: hvd.allgather(x, name="mixed"),

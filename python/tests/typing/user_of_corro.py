@@ -39,6 +39,7 @@ def who_am_i() -> None:
     assert_type(places, tuple[int, int, int, int, int, int])
     assert_type(corro.is_homogeneous(), bool)
     corro.start_timeline("timeline.json")
+    corro.log(step=1, loss=0.25)
     corro.stop_timeline()
     corro.shutdown()
     some = corro.add_process_set(corro.ProcessSet([0]))
@@ -71,6 +72,7 @@ def arrays(x: NDArray[np.float32], some: hvd.ProcessSet) -> None:
     for enabled in (hvd.mpi_enabled(), hvd.gloo_enabled(), hvd.mpi_threads_supported(), hvd.is_homogeneous()):
         assert_type(enabled, bool)
     hvd.start_timeline("timeline.json")
+    hvd.log(step=1, loss=0.25)
     hvd.stop_timeline()
     hvd.allreduce(x, op=hvd.Average, process_set=some)
     hvd.allreduce_(x, op=hvd.Sum)

@@ -30,6 +30,7 @@ def who_am_i() -> None:
     assert_type(hvd.mpi_enabled() or hvd.gloo_enabled() or hvd.is_homogeneous(), bool)
     hvd.mpi_threads_supported()
     hvd.start_timeline("timeline.json", mark_cycles=True)
+    hvd.log(step=1, loss=0.25)
     hvd.stop_timeline()
     hvd.shutdown()
     assert_type(corro.jax.rank(), int)

@@ -30,6 +30,8 @@ def who_am_i() -> None:
     for enabled in (hvd.mpi_enabled(), hvd.gloo_enabled(), hvd.mpi_threads_supported(), hvd.is_homogeneous()):
         assert_type(enabled, bool)
     hvd.start_timeline("timeline.json")
+    hvd.log(step=1, loss=0.25)
+    tf_hvd.log(step=1, loss=0.25)
     hvd.stop_timeline()
     hvd.shutdown()
 

@@ -32,6 +32,7 @@ def who_am_i() -> None:
     assert_type(hvd.check_num_rank_power_of_2(hvd.size()), bool)
     assert_type(hvd.handle_average_backwards_compatibility(hvd.Sum, None), int)
     hvd.start_timeline("timeline.json", mark_cycles=True)
+    hvd.log(step=1, loss=0.25)
     hvd.stop_timeline()
     hvd.barrier()
     hvd.shutdown()

@@ -35,6 +35,7 @@ def who_am_i() -> None:
     for enabled in (hvd.mpi_enabled(), hvd.gloo_enabled(), hvd.mpi_threads_supported()):
         assert_type(enabled, bool)
     hvd.start_timeline("timeline.json", mark_cycles=True)
+    hvd.log(step=1, loss=0.25)
     hvd.stop_timeline()
     assert_type(hvd.join(), int)
     hvd.barrier()

@@ -73,7 +73,10 @@ def _alive(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:  # it ended just now
+        return False
 
 
 # Two processes, of which the second is not the shell's child any more and the first does not listen to SIGTERM.

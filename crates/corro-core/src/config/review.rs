@@ -13,12 +13,9 @@ pub static WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("HOROVOD_BATCH_D2D_MEMCOPIES", "Corro packs tensors in its own way"),
     ("HOROVOD_ENABLE_ASYNC_COMPLETION", "operations always complete asynchronously"),
     ("HOROVOD_ENABLE_XLA_OPS", "XLA operations are always there"),
-    ("HOROVOD_DISABLE_NVTX_RANGES", "Corro writes no NVTX ranges"),
     ("HOROVOD_MPI_THREADS_DISABLE", "Corro does not use MPI"),
     ("HOROVOD_ADASUM_MPI_CHUNK_SIZE", "Corro does not use MPI"),
     ("HOROVOD_CCL_CACHE", "Corro does not use oneCCL"),
-    ("HOROVOD_SPARK_START_TIMEOUT", "Corro has no Spark runner"),
-    ("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", "Corro has no Spark runner"),
 ];
 
 /// Names that are none of our knobs and not worth a word. The launcher sets the first for scripts that look at them; the
@@ -26,7 +23,6 @@ pub static WITHOUT_EFFECT: &[(&str, &str)] = &[
 /// for all that begin with it.
 const QUIET: &[&str] = &[
     "HOROVOD_CONTROLLER",
-    "HOROVOD_CPU_OPERATIONS",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_ALLOW_MIXED_GPU_IMPL",

@@ -11,8 +11,8 @@ use libloading::Library;
 use libloading::os::unix;
 use serde::{Deserialize, Serialize};
 
-use crate::functions::{function_table, why};
 use crate::sys::Handle;
+use corro_core::functions::{function_table, why};
 
 /// The name under which it is known to the system.
 const NAME: &str = "libnccl.so.2";

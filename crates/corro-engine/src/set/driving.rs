@@ -15,6 +15,7 @@ use super::wires::Wires;
 use crate::primitive::MutexGuard;
 use crate::promise::Promise;
 use crate::submission::GLOBAL;
+use crate::threads::Call;
 
 /// Looks for something to do before a waiting program gives way, if every rank has a core.
 const SPINS: u32 = 200;
@@ -31,11 +32,12 @@ impl ProcessSet {
         self.core.look();
     }
 
-    /// A tensor is under way for which nobody will wait.
-    pub(crate) fn flies(&self) {
+    /// A tensor is under way for which nobody will wait. Somebody is told of its end, which may count as waiting.
+    pub(crate) fn flies(&self, promise: &Promise) -> Option<Call> {
         if let Some(life) = &self.core.life {
             life.flying.begins(self.core.nanos());
         }
+        self.core.threads.call(self.id, promise.address())
     }
 
     /// It is done.

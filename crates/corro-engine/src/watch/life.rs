@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use corro_observe::note::{MAX_NAME, Mark, Value, shortened};
-use corro_observe::rank::{Steps, Waiting};
+use corro_observe::note::{MAX_NAME, Mark, Tensor, Value, shortened};
+use corro_observe::rank::{Costs, Steps, Waiting};
 
-use super::observers::Ran;
+use super::observers::{Ran, bytes_of};
 
 /// Values that wait for the next note; more are lost, and counted.
 const MAX_VALUES: usize = 4096;
@@ -20,6 +20,8 @@ pub(crate) struct Life {
     /// Tensors for which nobody waits, because a call-back was left.
     pub(crate) flying: Waiting,
     steps: Mutex<Found>,
+    /// What tensors cost.
+    costs: Mutex<Costs>,
     values: Mutex<VecDeque<Value>>,
     lost: AtomicU64,
     /// The signal upon which the program writes down where its threads are; 0: none.
@@ -53,6 +55,8 @@ impl Life {
 
     /// A batch of the global set has run; `collective` is the time in collectives, with its own.
     pub(crate) fn ran(&self, ran: &Ran<'_>, collective: u64) {
+        let nanos = ran.ended.saturating_sub(ran.began).as_nanos() as u64;
+        lock(&self.costs).ran(ran.agreed.iter().map(|tensor| (tensor.name.as_str(), bytes_of(tensor))), nanos);
         let mut found = lock(&self.steps);
         if found.steps.are_told() {
             return;
@@ -62,6 +66,11 @@ impl Life {
             found.steps.ran(&tensor.name, before);
         }
         found.before = self.mark(ran.ended.as_nanos() as u64, collective);
+    }
+
+    /// The tensors that cost most so far.
+    pub(crate) fn costliest(&self, count: usize) -> Vec<Tensor> {
+        lock(&self.costs).most(count)
     }
 
     /// The program has logged a value.

@@ -15,16 +15,18 @@ use corro_planes::HOST;
 
 use super::clock::Estimate;
 use super::metrics::{Count, Metrics};
+use super::nvtx::Ranges;
 use super::timeline::{Step, Timeline, activity};
 use super::trace::{Span, Tracer};
 use crate::tuning::autotune::{Change, Tuner};
 
 pub(crate) struct Observers {
     pub(crate) metrics: Metrics,
-    /// Whether timeline or trace are on.
+    /// Whether timeline, trace or ranges are on.
     watching: AtomicBool,
     timeline: Mutex<Timeline>,
     tracer: Mutex<Tracer>,
+    ranges: Mutex<Ranges>,
     tuning: AtomicBool,
     tuner: Mutex<Option<Tuner>>,
 }
@@ -43,9 +45,13 @@ pub(crate) struct Ran<'a> {
 
 impl Ran<'_> {
     fn bytes(&self) -> u64 {
-        let of = |a: &Arc<Agreed>| a.shapes.iter().map(|s| s.bytes(a.dtype).unwrap_or(0) as u64).sum::<u64>();
-        self.agreed.iter().map(of).sum()
+        self.agreed.iter().map(|tensor| bytes_of(tensor)).sum()
     }
+}
+
+/// The bytes of a tensor.
+pub(crate) fn bytes_of(tensor: &Agreed) -> u64 {
+    tensor.shapes.iter().map(|shape| shape.bytes(tensor.dtype).unwrap_or(0) as u64).sum()
 }
 
 impl Observers {
@@ -56,6 +62,7 @@ impl Observers {
             watching: AtomicBool::new(false),
             timeline: Mutex::default(),
             tracer: Mutex::default(),
+            ranges: Mutex::default(),
             tuning: AtomicBool::new(tuner.is_some()),
             tuner: Mutex::new(tuner),
         }
@@ -68,14 +75,14 @@ impl Observers {
     /// This rank has submitted a tensor.
     pub(crate) fn submitted(&self, now: Duration, request: &Request) {
         if self.is_watched() {
-            lock(&self.timeline).step(&request.name, now, || Step::Negotiate(request.kind.name()));
+            self.steps().take(&request.name, now, Step::Negotiate(request.kind.name()));
         }
     }
 
     /// The coordinator has heard that a member, by its place in the set, is in.
     pub(crate) fn rank_ready(&self, now: Duration, name: &str, member: usize) {
         if self.is_watched() {
-            lock(&self.timeline).step(name, now, || Step::RankReady(member));
+            self.steps().take(name, now, Step::RankReady(member));
         }
     }
 
@@ -84,10 +91,10 @@ impl Observers {
         let rounds = if gear == Gear::Bits { Count::RoundsBits } else { Count::RoundsAnnounce };
         self.metrics.add(rounds, 1);
         if self.is_watched() {
-            let timeline = lock(&self.timeline);
-            timeline.cycle(now);
+            let mut steps = self.steps();
+            steps.timeline.cycle(now);
             for tensor in agreed {
-                timeline.step(&tensor.name, now, || Step::Negotiated);
+                steps.take(&tensor.name, now, Step::Negotiated);
             }
         }
     }
@@ -96,11 +103,11 @@ impl Observers {
     pub(crate) fn refused(&self, now: Duration, names: &[String]) {
         self.metrics.add(Count::Failures, names.len() as u64);
         if self.is_watched() {
-            let timeline = lock(&self.timeline);
+            let mut steps = self.steps();
             for name in names {
-                timeline.step(name, now, || Step::Negotiated);
-                timeline.step(name, now, || Step::Start("ERROR"));
-                timeline.step(name, now, || Step::Failed);
+                steps.take(name, now, Step::Negotiated);
+                steps.take(name, now, Step::Start("ERROR"));
+                steps.take(name, now, Step::Failed);
             }
         }
     }
@@ -112,13 +119,13 @@ impl Observers {
             self.metrics.add(Count::RoundsPlan, 1);
         }
         if self.is_watched() {
-            let timeline = lock(&self.timeline);
+            let mut steps = self.steps();
             for tensor in agreed {
                 if planned {
-                    timeline.step(&tensor.name, now, || Step::Negotiated);
+                    steps.take(&tensor.name, now, Step::Negotiated);
                 }
-                timeline.step(&tensor.name, now, || Step::Start(tensor.kind.name()));
-                timeline.step(&tensor.name, now, || Step::BeginOn(activity::collective(&tensor.kind), plane));
+                steps.take(&tensor.name, now, Step::Start(tensor.kind.name()));
+                steps.take(&tensor.name, now, Step::BeginOn(activity::collective(&tensor.kind), plane));
             }
         }
     }
@@ -149,14 +156,14 @@ impl Observers {
     }
 
     fn show(&self, ran: &Ran<'_>, bytes: u64) {
-        let timeline = lock(&self.timeline);
+        let mut steps = self.steps();
         for tensor in ran.agreed {
             let shape = tensor.shapes.first().cloned().unwrap_or_default();
-            let end = || if ran.well { Step::Done(tensor.dtype, shape) } else { Step::Failed };
-            timeline.step(&tensor.name, ran.ended, || Step::End);
-            timeline.step(&tensor.name, ran.ended, end);
+            let end = if ran.well { Step::Done(tensor.dtype, shape) } else { Step::Failed };
+            steps.take(&tensor.name, ran.ended, Step::End);
+            steps.take(&tensor.name, ran.ended, end);
         }
-        drop(timeline);
+        drop(steps);
         lock(&self.tracer).record(|| Span {
             name: ran.agreed[0].name.clone(),
             what: ran.agreed[0].kind.name(),
@@ -174,6 +181,18 @@ impl Observers {
         });
     }
 
+    fn steps(&self) -> Steps<'_> {
+        Steps { timeline: lock(&self.timeline), ranges: lock(&self.ranges) }
+    }
+
+    /// Starts ranges for NVIDIA's profilers, if one watches this process.
+    pub(crate) fn start_ranges(&self) -> Result<()> {
+        let mut ranges = lock(&self.ranges);
+        ranges.start()?;
+        self.watching.fetch_or(ranges.is_on(), Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Starts Horovod's timeline.
     pub(crate) fn start_timeline(&self, path: &Path, cap: u64, mark_cycles: bool, now: Duration) -> Result<()> {
         lock(&self.timeline)
@@ -186,7 +205,7 @@ impl Observers {
     /// Ends it.
     pub(crate) fn stop_timeline(&self) -> Result<()> {
         let mut timeline = lock(&self.timeline);
-        self.watching.store(lock(&self.tracer).is_on(), Ordering::Relaxed);
+        self.watching.store(lock(&self.tracer).is_on() || lock(&self.ranges).is_on(), Ordering::Relaxed);
         timeline.stop().map_err(|e| Error::io("writing the timeline", e))
     }
 
@@ -209,6 +228,19 @@ impl Observers {
         let timeline = self.stop_timeline();
         self.watching.store(false, Ordering::Relaxed);
         lock(&self.tracer).stop().map_err(|e| Error::io("writing the trace", e)).and(timeline)
+    }
+}
+
+/// Those who want to hear of each step of a tensor.
+struct Steps<'a> {
+    timeline: MutexGuard<'a, Timeline>,
+    ranges: MutexGuard<'a, Ranges>,
+}
+
+impl Steps<'_> {
+    fn take(&mut self, name: &str, at: Duration, step: Step) {
+        self.ranges.step(name, &step);
+        self.timeline.step(name, at, || step);
     }
 }
 

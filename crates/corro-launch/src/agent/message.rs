@@ -38,6 +38,8 @@ pub enum Order {
     Type(ByteBuf),
     /// Processes are to tell where their threads are.
     Stacks,
+    /// Processes are to tell what their flight recorders hold.
+    Records,
     /// In an elastic job: start one more process, as [`Order::Start`] said.
     Launch {
         /// Which.
@@ -130,6 +132,8 @@ pub enum Report {
         /// What.
         statement: Statement,
     },
+    /// A line of the agent's own log.
+    Logged(String),
     /// A process has told how it gets on.
     Told {
         /// Which.

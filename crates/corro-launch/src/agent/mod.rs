@@ -8,6 +8,8 @@
 //! One thread, which never blocks.
 
 mod environment;
+mod home;
+mod log;
 pub mod message;
 mod process;
 mod terminal;
@@ -17,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-use corro_core::{Error, Result, codec, config};
+use corro_core::{Error, Result, codec};
 use corro_transport::cores;
 use nix::sys::signal::{SigSet, Signal as Number};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -26,6 +28,8 @@ use rustix::process::{Pid, Signal, WaitOptions, wait};
 use serde_bytes::ByteBuf;
 
 pub(crate) use environment::passed_on;
+pub(crate) use home::Home;
+use log::OwnLog;
 use message::{Ending, Inbox, MAX_ORDER, Order, Report, Start};
 use process::Process;
 
@@ -46,7 +50,7 @@ const GRACE: Duration = Duration::from_millis(1500);
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Serves the launcher at standard input and output, and gives the exit code.
-pub fn serve() -> Result<i32> {
+pub(crate) fn serve(home: Home) -> Result<i32> {
     let number = |e: nix::errno::Errno| Error::io("setting up signals", e);
     let mut signals = SigSet::empty();
     for signal in [Number::SIGCHLD, Number::SIGTERM, Number::SIGINT, Number::SIGHUP] {
@@ -57,7 +61,7 @@ pub fn serve() -> Result<i32> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|e| Error::io("becoming the parent of what ranks leave behind", e))?;
     let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
-    let mut agent = Agent::new(stdin.as_fd(), stdout.as_fd(), signals)?;
+    let mut agent = Agent::new(stdin.as_fd(), stdout.as_fd(), signals, home)?;
     agent.greet()?;
     while !agent.turn()? {}
     Ok(0)
@@ -67,9 +71,12 @@ struct Agent<'a> {
     input: BorrowedFd<'a>,
     output: BorrowedFd<'a>,
     signals: SignalFd,
+    home: Home,
     inbox: Inbox,
     outbox: Vec<u8>,
     processes: Vec<Process>,
+    /// What it has to say itself.
+    log: OwnLog,
     started: bool,
     /// In an elastic job: how to start more processes.
     template: Option<LaunchTemplate>,
@@ -103,7 +110,7 @@ struct Shutdown {
 }
 
 impl<'a> Agent<'a> {
-    fn new(input: BorrowedFd<'a>, output: BorrowedFd<'a>, signals: SignalFd) -> Result<Self> {
+    fn new(input: BorrowedFd<'a>, output: BorrowedFd<'a>, signals: SignalFd, home: Home) -> Result<Self> {
         for fd in [input, output] {
             let flags = rustix::fs::fcntl_getfl(fd).map_err(|e| Error::io("asking for the mode of a pipe", e))?;
             rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)
@@ -114,9 +121,11 @@ impl<'a> Agent<'a> {
             input,
             output,
             signals,
+            home,
             inbox: Inbox::default(),
             outbox: Vec::new(),
             processes: Vec::new(),
+            log: OwnLog::default(),
             started: false,
             template: None,
             orphaned_until: None,
@@ -130,7 +139,7 @@ impl<'a> Agent<'a> {
 
     fn greet(&mut self) -> Result<()> {
         self.outbox.extend_from_slice(message::GREETING);
-        let caller = config::foreign("SSH_CONNECTION").and_then(|c| c.split_whitespace().next().map(str::to_owned));
+        let caller = self.home.caller();
         let cores = u32::try_from(cores::usable()).unwrap_or(u32::MAX);
         self.tell(&Report::Hello { release: env!("CARGO_PKG_VERSION").into(), caller, cores })
     }
@@ -174,6 +183,9 @@ impl<'a> Agent<'a> {
         self.read_ranks(room)?;
         self.reap()?;
         self.watch_the_clock()?;
+        for line in self.log.take() {
+            self.tell(&Report::Logged(line))?;
+        }
         self.flush();
         self.is_over()
     }
@@ -260,6 +272,7 @@ impl<'a> Agent<'a> {
                     self.processes.iter_mut().flat_map(|r| &mut r.pipes).for_each(|pipe| pipe.type_in(&bytes));
                 }
                 Order::Stacks => self.ask_stacks()?,
+                Order::Records => self.processes.iter().for_each(Process::ask_record),
                 Order::Launch { process, own } => self.launch(process, &own)?,
                 Order::Kill { process, grace_ms } => self.kill(process, milliseconds(grace_ms)),
                 Order::End { signal, grace_ms } => {
@@ -271,15 +284,17 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    fn start(&mut self, order: Start) -> Result<()> {
+    fn start(&mut self, mut order: Start) -> Result<()> {
         self.started = true;
         self.silence = order.silence_ms.map(Duration::from_millis);
-        let text = |bytes: &ByteBuf| OsStr::from_bytes(bytes).to_owned();
-        let mut environment: Vec<(OsString, OsString)> =
-            order.environment.iter().map(|(name, value)| (text(name), text(value))).collect();
-        if order.another_host {
-            environment = environment::on_another_host(std::env::vars_os(), environment);
+        self.log.start(&order.environment);
+        tracing::info!("starts {} processes", order.processes.len());
+        if matches!(self.home, Home::Task(_)) {
+            order.directory = home::directory()?;
         }
+        let text = |bytes: &ByteBuf| OsStr::from_bytes(bytes).to_owned();
+        let sent = order.environment.iter().map(|(name, value)| (text(name), text(value))).collect();
+        let environment = self.home.environment(std::env::vars_os(), sent, order.another_host);
         for (id, own) in &order.processes {
             let report = match process::start(&order, *id, &environment, own) {
                 Ok(process) => {
@@ -481,6 +496,9 @@ impl<'a> Agent<'a> {
         if let Some(shutdown) = &mut self.shutdown
             && (shutdown.killed || now >= shutdown.kill_at)
         {
+            if !shutdown.killed && !living.is_empty() {
+                tracing::info!("kills {} processes that have not ended by themselves", living.len());
+            }
             shutdown.killed = true;
             // Again and again, since a process may have started another one in between.
             process_tree::signal_descendants(&living, Signal::KILL);

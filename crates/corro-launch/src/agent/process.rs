@@ -1,8 +1,8 @@
 //! One rank as a process: how it is started, its two pipes or its terminal, and the pipe through which it states why it ends.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{ErrorKind, PipeReader, Read};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -41,6 +41,8 @@ pub(super) struct Process {
     /// Where it writes down where its threads are, and upon which signal; 0: it has not said so.
     pub(super) stacks: Option<PipeReader>,
     pub(super) dumps: u8,
+    /// By a byte in here it is asked for its flight record.
+    requests: Option<PipeWriter>,
     pub(super) ending: Option<Ending>,
     /// When it is killed, should it not have ended by then.
     pub(super) kill_at: Option<Instant>,
@@ -165,6 +167,18 @@ impl<T: DeserializeOwned, const LONGEST: usize> Inlet<T, LONGEST> {
     }
 }
 
+fn failed(code: i32, cause: String) -> NotStarted {
+    NotStarted { code, cause }
+}
+
+fn no_program(program: &str, error: &std::io::Error) -> NotStarted {
+    match error.kind() {
+        ErrorKind::NotFound => failed(127, format!("the command {program:?} was not found")),
+        ErrorKind::PermissionDenied => failed(126, format!("the command {program:?} may not be run: {error}")),
+        _ => failed(126, format!("the command {program:?} could not be started: {error}")),
+    }
+}
+
 /// Starts one rank.
 pub(super) fn start(
     order: &Start,
@@ -173,7 +187,6 @@ pub(super) fn start(
     own: &[(String, String)],
 ) -> Result<Process, NotStarted> {
     let directory = Path::new(OsStr::from_bytes(&order.directory));
-    let failed = |code, cause: String| NotStarted { code, cause };
     if !directory.is_dir() {
         let cause =
             format!("there is no directory {} here: start the job from one that every host has", directory.display());
@@ -185,8 +198,6 @@ pub(super) fn start(
     let no_pipe = |e: std::io::Error| failed(126, format!("making a pipe: {e}"));
     let (pipe, for_rank) = std::io::pipe().map_err(no_pipe)?;
     let word = statements::describe(&for_rank).map_err(no_pipe)?;
-    let pipes = || Ok::<_, std::io::Error>((std::io::pipe()?, std::io::pipe()?));
-    let feed = if order.feed { Some(pipes().map_err(no_pipe)?) } else { None };
     let mut command = Command::new(OsStr::from_bytes(program));
     command
         .args(arguments.iter().map(|a| OsStr::from_bytes(a)))
@@ -198,14 +209,8 @@ pub(super) fn start(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let (notes, stacks, kept) = match feed {
-        Some(((notes, told), (stacks, dumped))) => {
-            command.env(config::FEED.name, statements::describe(&told).map_err(no_pipe)?);
-            command.env(config::STACKS.name, statements::describe(&dumped).map_err(no_pipe)?);
-            (Some(notes), Some(stacks), vec![for_rank, told, dumped])
-        }
-        None => (None, None, vec![for_rank]),
-    };
+    let mut kept = vec![OwnedFd::from(for_rank)];
+    let watched = if order.feed { Some(Watched::prepare(&mut command, &mut kept).map_err(no_pipe)?) } else { None };
     let terminal = match order.terminal {
         Some((its, window)) if its == id => {
             let attached = terminal::attach(&mut command, window);
@@ -218,27 +223,57 @@ pub(super) fn start(
         }
     };
     prepare(&mut command, kept);
-    let mut child = command.spawn().map_err(|e| {
-        let program = String::from_utf8_lossy(program);
-        match e.kind() {
-            ErrorKind::NotFound => failed(127, format!("the command {program:?} was not found")),
-            ErrorKind::PermissionDenied => failed(126, format!("the command {program:?} may not be run: {e}")),
-            _ => failed(126, format!("the command {program:?} could not be started: {e}")),
-        }
-    })?;
+    let mut child = command.spawn().map_err(|e| no_program(&String::from_utf8_lossy(program), &e))?;
     let mut pipes = [Pipe::Out(child.stdout.take()), Pipe::Error(child.stderr.take())];
     if terminal.is_some() {
         pipes[0] = Pipe::Terminal(terminal);
     }
-    let own = [Some(&pipe), notes.as_ref(), stacks.as_ref()].into_iter().flatten().map(AsFd::as_fd);
-    for fd in pipes.iter().filter_map(Pipe::fd).chain(own) {
+    let own = watched.iter().flat_map(|w| [w.notes.as_fd(), w.stacks.as_fd(), w.requests.as_fd()]);
+    for fd in pipes.iter().filter_map(Pipe::fd).chain(own).chain([pipe.as_fd()]) {
         // Reading must never keep the agent from hearing the launcher.
         rustix::io::ioctl_fionbio(fd, true).map_err(|e| failed(126, format!("setting up its pipes: {e}")))?;
     }
     let pid = Pid::from_raw(child.id() as i32).ok_or_else(|| failed(126, "it has no process id".into()))?;
     let statements = Inlet::new(pipe, MAX_STATEMENTS);
-    let notes = notes.map(|pipe| Inlet::new(pipe, usize::MAX));
-    Ok(Process { id, pid, pipes, statements, notes, stacks, dumps: 0, ending: None, kill_at: None, told: false })
+    let (notes, stacks, requests) = match watched {
+        Some(w) => (Some(Inlet::new(w.notes, usize::MAX)), Some(w.stacks), Some(w.requests)),
+        None => (None, None, None),
+    };
+    Ok(Process {
+        id,
+        pid,
+        pipes,
+        statements,
+        notes,
+        stacks,
+        dumps: 0,
+        requests,
+        ending: None,
+        kill_at: None,
+        told: false,
+    })
+}
+
+/// Our ends of the pipes by which a process is watched.
+struct Watched {
+    notes: PipeReader,
+    stacks: PipeReader,
+    requests: PipeWriter,
+}
+
+impl Watched {
+    /// Makes them; the command finds its own ends by its environment, and they are `kept` for it.
+    fn prepare(command: &mut Command, kept: &mut Vec<OwnedFd>) -> std::io::Result<Self> {
+        let ((notes, told), (stacks, dumped)) = (std::io::pipe()?, std::io::pipe()?);
+        let (asked, requests) = std::io::pipe()?;
+        let theirs: [(&config::Variable, OwnedFd); 3] =
+            [(&config::FEED, told.into()), (&config::STACKS, dumped.into()), (&config::REQUESTS, asked.into())];
+        for (variable, pipe) in theirs {
+            command.env(variable.name, statements::describe(&pipe)?);
+            kept.push(pipe);
+        }
+        Ok(Self { notes, stacks, requests })
+    }
 }
 
 impl Process {
@@ -254,6 +289,13 @@ impl Process {
         process_tree::threads(self.pid)
     }
 
+    /// Asks it for its flight record, which comes in notes. One that does not listen is not waited for.
+    pub(super) fn ask_record(&self) {
+        if let Some(mut pipe) = self.requests.as_ref() {
+            let _ = pipe.write(b"?");
+        }
+    }
+
     /// What it has written down of that, without waiting for more.
     pub(super) fn read_stacks(&mut self) -> Vec<u8> {
         let mut bytes = vec![0; MAX_OUTPUT];
@@ -267,7 +309,7 @@ impl Process {
 /// blocked them for itself, and that a shell's background jobs ignore SIGINT, and never hear of Ctrl-C or of being asked to
 /// end. It keeps its ends of the pipes for statements and notes, which the agent closes once the command is gone.
 #[expect(unsafe_code, reason = "only the child itself can ask for these")]
-fn prepare(command: &mut Command, kept: Vec<std::io::PipeWriter>) {
+fn prepare(command: &mut Command, kept: Vec<OwnedFd>) {
     kill_with_parent(command);
     let ask = move || {
         for pipe in &kept {

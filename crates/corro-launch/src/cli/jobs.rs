@@ -30,7 +30,7 @@ pub(super) fn commands() -> [Command; 4] {
         about("ps", "Lists your jobs on this host that can be watched (`corro run --watch`, `--page`, ...)"),
         about("top", "Shows a running job in the terminal").arg(job_argument()),
         about("stacks", "Says where the threads of all ranks of a running job are").arg(job_argument()),
-        about("record", "Writes a recording of a running job, for `corro page` and `corro report`")
+        about("record", "Writes a recording of a running job with the flight records of its ranks, for `corro page` and `corro report`")
             .arg(Arg::new("file").required(true).value_name("FILE").help("The recording"))
             .arg(job_argument()),
     ]
@@ -104,7 +104,7 @@ pub(super) fn stacks(words: &[OsString]) -> u8 {
 pub(super) fn record(words: &[OsString]) -> u8 {
     with("record", words, |matches| {
         let file = matches.get_one::<String>("file").map(PathBuf::from).unwrap_or_default();
-        let text = door::ask(&chosen(matches)?, "/view")?;
+        let text = door::ask(&chosen(matches)?, "/record")?;
         recording::parse(&text).map_err(Error::Malformed)?;
         recording::write(&file, &text)
     })

@@ -23,6 +23,8 @@ mod knobs;
 mod program;
 mod request;
 mod script;
+mod signals;
+mod timeline;
 mod top;
 mod watching;
 
@@ -36,7 +38,11 @@ use exit::{USAGE_ERROR, complain};
 pub use program::program;
 pub use request::Plan;
 
+use watching::Watching;
+
+use crate::event::Control;
 use crate::failure::Failure;
+use crate::job::Outcome;
 use crate::output::{Output, Style};
 use crate::process_id::ProcessId;
 
@@ -60,14 +66,12 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
         "record" => jobs::record(rest),
         "page" => watching::page(rest),
         "report" => watching::report(rest),
+        "timeline" => timeline::main(rest),
         "doctor" => doctor::main(rest, agent),
-        "agent" => {
-            corro_log::init(&format!("agent on {}", corro_transport::host_name()));
-            match crate::agent::serve() {
-                Ok(code) => code as u8,
-                Err(e) => complain("corro agent", &e),
-            }
-        }
+        "agent" => match crate::agent::Home::understand(rest).and_then(crate::agent::serve) {
+            Ok(code) => code as u8,
+            Err(e) => complain("corro agent", &e),
+        },
         "completion" => program::completion(rest),
         "--version" | "-V" | "-v" => {
             println!("corro {}", env!("CARGO_PKG_VERSION"));
@@ -91,6 +95,17 @@ pub struct Asked {
     pub output: Output,
     /// What the user should know before it starts.
     pub remarks: Vec<String>,
+    watching: Watching,
+}
+
+impl Asked {
+    /// Runs it to its end, watched as it was asked for; `ready` gets what ends it before. `name` is what speaks to the user.
+    pub fn run(mut self, name: &str, ready: impl FnOnce(Control)) -> Result<Outcome> {
+        let watched = self.watching.start(name, self.plan.job())?;
+        let outcome = self.plan.run(self.output, ready);
+        watched.end(&outcome);
+        outcome
+    }
 }
 
 /// Understands `words` (flags, and the command behind them) as `corro run` does. See [`main`] for `agent`.
@@ -99,7 +114,7 @@ pub fn understand(words: &[OsString], agent: Option<&[OsString]>) -> Result<Aske
     let matches = flags::parse("corro run", words).map_err(wrong)?;
     let request = request::understand(&matches, agent, &config::review_own())?;
     let output = output(&request)?;
-    Ok(Asked { plan: request.plan, output, remarks: request.remarks })
+    Ok(Asked { plan: request.plan, output, remarks: request.remarks, watching: request.watching })
 }
 
 fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8 {
@@ -194,34 +209,5 @@ fn is_same_place(stdout: &std::io::Stdout, stderr: &std::io::Stderr) -> bool {
     match (rustix::fs::fstat(stdout), rustix::fs::fstat(stderr)) {
         (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
         _ => false,
-    }
-}
-
-/// Signals to the launcher, passed on to the job by a thread of their own.
-mod signals {
-    use corro_core::{Error, Result};
-    use nix::sys::signal::{SigSet, Signal};
-
-    use crate::event::Control;
-
-    /// Keeps signals for [`pass_on`]. Before any thread is started, since threads inherit this.
-    pub(super) fn block() -> Result<SigSet> {
-        let mut set = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            set.add(signal);
-        }
-        set.thread_block().map_err(|e| Error::io("setting up signals", e))?;
-        Ok(set)
-    }
-
-    pub(super) fn pass_on(set: SigSet, control: Control) {
-        let wait = move || {
-            while let Ok(signal) = set.wait() {
-                control.interrupt(signal as i32);
-            }
-        };
-        if let Err(e) = std::thread::Builder::new().name("corro-signals".into()).spawn(wait) {
-            eprintln!("corro: signals can't be handled: {e}");
-        }
     }
 }

@@ -10,11 +10,12 @@ use clap_complete::Shell;
 
 use super::exit::{self, USAGE_ERROR};
 use super::knobs::LEVELS;
-use super::{doctor, flags, jobs, watching};
+use super::{doctor, flags, jobs, timeline, watching};
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// What there is help for.
-const COMMANDS: [&str; 9] = ["run", "ps", "top", "stacks", "record", "page", "report", "doctor", "completion"];
+const COMMANDS: [&str; 10] =
+    ["run", "ps", "top", "stacks", "record", "page", "report", "timeline", "doctor", "completion"];
 
 /// The commands and their flags.
 pub fn program() -> Command {
@@ -40,7 +41,8 @@ pub fn program() -> Command {
         .subcommand(run.mut_arg("command", command))
         .subcommands(jobs::commands())
         .subcommand(watching::page_command().name("page").mut_arg("file", file))
-        .subcommand(watching::report_command().name("report").mut_arg("file", file).mut_arg("html", file))
+        .subcommand(watching::report_command().name("report").mut_args(|arg| arg.value_hint(ValueHint::FilePath)))
+        .subcommand(timeline::command().name("timeline"))
         .subcommand(doctor::command().name("doctor").mut_arg("hostfile", file).mut_arg("ssh-identity-file", file))
         .subcommand(completion_command().name("completion"))
         .subcommand(
@@ -72,6 +74,7 @@ pub(super) fn help(words: &[OsString]) -> u8 {
         },
         Some("page") => watching::page_command(),
         Some("report") => watching::report_command(),
+        Some("timeline") => timeline::command(),
         Some("doctor") => doctor::command(),
         Some("completion") => completion_command(),
         Some(other) => return unknown(other),

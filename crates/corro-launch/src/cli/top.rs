@@ -17,7 +17,7 @@ use serde_json::Value;
 /// How often it looks again.
 const PERIOD: Duration = Duration::from_secs(1);
 /// The screen where there is none.
-const PRINTED: Rect = Rect { x: 0, y: 0, width: 120, height: 40 };
+const PRINTED: Rect = Rect { x: 0, y: 0, width: 140, height: 40 };
 
 /// Shows a job until it ends or the user has seen enough.
 pub(super) fn show(view: impl Fn() -> Result<Value>) -> Result<()> {
@@ -122,9 +122,12 @@ fn draw_ranks(area: Rect, buffer: &mut Buffer, view: &Value, ranks: &[Value]) {
         let (row, column) = (rank["rank"].as_u64()?, columns.iter().position(|column| column == name)?);
         last?["ranks"].get(row as usize)?.get(column)?.as_f64()
     };
+    let has_gpus = ranks.iter().any(|rank| rank["gpu_memory"].is_u64());
     let cells = |rank: &Value| {
         let text = |name: &str| plain(rank[name].as_str().unwrap_or_default());
         let share = |part: usize| percent(rank["shares"][part].as_f64());
+        let gpu = now(rank, "gpu").map(|load| format!("{load:.0} %"));
+        let used = now(rank, "gpu_memory").map(|bytes| format!("{:.0} MiB", bytes / 1_048_576.0));
         let row = [
             rank["rank"].as_u64().map_or_else(|| "-".into(), |rank| rank.to_string()),
             text("host"),
@@ -138,12 +141,30 @@ fn draw_ranks(area: Rect, buffer: &mut Buffer, view: &Value, ranks: &[Value]) {
             now(rank, "cpu").map_or_else(|| "-".into(), |cpu| format!("{cpu:.0} %")),
             now(rank, "memory").map_or_else(|| "-".into(), |bytes| format!("{:.0} MiB", bytes / 1_048_576.0)),
         ];
+        let gpus = [gpu, used].map(|text| text.unwrap_or_else(|| "-".into()));
+        let row = row.into_iter().chain(gpus.into_iter().filter(|_| has_gpus));
         let style = if rank["state"] == "failed" { Style::new().fg(Color::Red) } else { Style::new() };
         Row::new(row).style(style)
     };
-    let head =
-        ["rank", "host", "state", "step", "ms/step", "computing", "communic.", "waiting", "came last", "CPU", "memory"];
-    let widths = [5, 18, 9, 9, 9, 10, 10, 8, 10, 7, 10].map(Constraint::Length);
+    let mut head = vec![
+        "rank",
+        "host",
+        "state",
+        "step",
+        "ms/step",
+        "computing",
+        "communic.",
+        "waiting",
+        "came last",
+        "CPU",
+        "memory",
+    ];
+    let mut widths = vec![5, 18, 9, 9, 9, 10, 10, 8, 10, 7, 10];
+    if has_gpus {
+        head.extend(["GPU", "its memory"]);
+        widths.extend([6, 11]);
+    }
+    let widths = widths.into_iter().map(Constraint::Length);
     let rows: Vec<Row<'_>> = ranks.iter().map(cells).collect();
     let style = Style::new().add_modifier(Modifier::BOLD);
     Widget::render(Table::new(rows, widths).header(Row::new(head).style(style)), area, buffer);
@@ -211,7 +232,11 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }
-        assert!(!text.contains('\u{7}'));
+        assert!(!text.contains('\u{7}') && !text.contains("GPU"));
+        let rank = json!({"rank": 0, "gpu_memory": 80u64 << 30});
+        let view =
+            json!({"ranks": [rank], "columns": ["gpu", "gpu_memory"], "recent": [{"ranks": [[73.0, 1_048_576.0]]}]});
+        assert!(printed(&view).contains("73 %   1 MiB"), "{}", printed(&view));
     }
 
     #[test]

@@ -12,8 +12,10 @@ use corro_observe::page::{self, Page, Source};
 use corro_observe::view::Since;
 use corro_observe::watcher::Files;
 use corro_observe::{Watcher, recording, report as reports};
+use nix::sys::signal::SigSet;
 
 use super::exit::{self, complain, tell};
+use super::signals;
 use crate::job::{Job, Outcome};
 
 /// How a job is to be watched.
@@ -94,16 +96,18 @@ impl Watched {
                 tell(&format!("corro: {error}"));
             }
         }
-        drop(self.page);
+        if let Some(page) = &self.page {
+            page.farewell();
+        }
     }
 }
 
 /// Shows a report, and writes it to a file if one is given.
 fn show_report(view: &str, html: Option<&Path>) -> Result<()> {
     let value = recording::parse(view).map_err(Error::Bug)?;
-    tell(&reports::text(&value));
+    tell(&reports::text(&value, None));
     match html {
-        Some(path) => std::fs::write(path, page::whole(view))
+        Some(path) => std::fs::write(path, page::whole(view, None))
             .map_err(|e| Error::io(format!("writing the report {}", path.display()), e)),
         None => Ok(()),
     }
@@ -116,6 +120,12 @@ pub(super) fn report_command() -> Command {
         .disable_version_flag(true)
         .arg(Arg::new("file").required(true).value_name("FILE").help("What `corro run --record FILE` has written"))
         .arg(Arg::new("html").long("html").value_name("FILE").help("Also write it as one HTML file, with pictures"))
+        .arg(
+            Arg::new("against")
+                .long("against")
+                .value_name("FILE")
+                .help("A recording of the same program on one rank: says what the other ranks are worth"),
+        )
 }
 
 /// `corro page`.
@@ -146,10 +156,13 @@ pub(super) fn report(words: &[OsString]) -> u8 {
     };
     let file = matches.get_one::<String>("file").map(PathBuf::from).unwrap_or_default();
     let html = matches.get_one::<String>("html").map(PathBuf::from);
-    let shown = recording::read(&file).and_then(|(view, value)| {
-        print!("{}", reports::text(&value));
+    let against = matches.get_one::<String>("against").map(|path| recording::read(Path::new(path))).transpose();
+    let shown = against.and_then(|against| {
+        let (view, value) = recording::read(&file)?;
+        let against = against.as_ref();
+        print!("{}", reports::text(&value, against.map(|(_, value)| value)));
         match html {
-            Some(path) => std::fs::write(&path, page::whole(&view))
+            Some(path) => std::fs::write(&path, page::whole(&view, against.map(|(view, _)| view.as_str())))
                 .map_err(|e| Error::io(format!("writing the report {}", path.display()), e)),
             None => Ok(()),
         }
@@ -163,7 +176,9 @@ pub(super) fn page(words: &[OsString]) -> u8 {
         Ok(matches) => matches,
         Err(e) => return exit::show(&e),
     };
-    let served = || -> Result<Page> {
+    let served = || -> Result<(Page, SigSet)> {
+        // Also where a shell started this in its background, and had it ignore Ctrl-C.
+        let interrupts = signals::block()?;
         let address = match matches.get_one::<String>("listen") {
             Some(word) => page::parse_address(word)?,
             None => page::default_address(),
@@ -171,15 +186,14 @@ pub(super) fn page(words: &[OsString]) -> u8 {
         let files = matches.get_many::<String>("file").unwrap_or_default();
         let read = |file: &String| Ok((file.clone(), recording::read(Path::new(file))?.0));
         let recordings = files.map(read).collect::<Result<Vec<_>>>()?;
-        page::serve(address, Source::Files(Arc::new(recordings)))
+        Ok((page::serve(address, Source::Files(Arc::new(recordings)))?, interrupts))
     };
     match served() {
-        Ok(page) => {
+        Ok((page, interrupts)) => {
             println!("{}", page.url);
             tell("corro page: open this link; Ctrl-C ends it");
-            loop {
-                std::thread::park();
-            }
+            let _ = interrupts.wait();
+            0
         }
         Err(e) => complain("corro page", &e),
     }

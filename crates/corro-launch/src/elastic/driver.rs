@@ -174,7 +174,7 @@ impl<'a> Driver<'a> {
                 let why = self.launcher.silent(at, reason);
                 self.lose_host(at, &format!("its agent is gone: {why}"))
             }
-            Event::StacksWanted => self.launcher.ask_stacks(),
+            Event::Asked(question) => self.launcher.ask(question),
             Event::OutputClosed => self.interrupt(libc::SIGPIPE),
             Event::Interrupt(signal) => self.interrupt(signal),
         }
@@ -225,6 +225,7 @@ impl<'a> Driver<'a> {
             | Report::Output { .. }
             | Report::Told { .. }
             | Report::Stacks { .. }
+            | Report::Logged(_)
             | Report::Beat => Ok(()),
         }
     }

@@ -32,13 +32,17 @@ fn in_ci() -> bool {
 }
 
 fn start(program: &Path, words: &[&str], variables: &[(&str, &str)]) -> (Ran, Folder) {
+    start_job(program, &[words, &[training(), "--steps", "40"]].concat(), variables)
+}
+
+fn start_job(program: &Path, words: &[&str], variables: &[(&str, &str)]) -> (Ran, Folder) {
     let folder = Folder::new("meet");
     let mut command = Command::new(program);
     support::clean(&mut command);
     for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
         command.env_remove(name);
     }
-    command.args(words).args([training(), "--steps", "40"]).env("XDG_RUNTIME_DIR", folder.path());
+    command.args(words).env("XDG_RUNTIME_DIR", folder.path());
     (Running::start(command.envs(variables.iter().copied())).end(), folder)
 }
 
@@ -67,6 +71,60 @@ fn mpich() {
     // Through a shell as well, as job scripts do.
     let (ran, folder) = start(&mpiexec, &["-n", "3", "sh", "-c", "\"$0\" \"$@\"; exit $?"], &[]);
     assert_trained(&ran, &folder, 3);
+}
+
+/// Where an MPI library of the tests is.
+fn library(mpiexec: &Path, name: &str) -> String {
+    mpiexec.ancestors().nth(2).unwrap().join("lib").join(name).display().to_string()
+}
+
+/// MPI moves the tensors where the user asks for that, in each of the binary interfaces.
+#[test]
+fn tensors_go_by_mpi() {
+    let test = "tensors_go_by_mpi";
+    let (Some(openmpi), Some(mpich)) = (mpiexec(test, "openmpi"), mpiexec(test, "mpich")) else { return };
+    let root = ["--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", "2"];
+    for (mpiexec, words, name) in [
+        (&openmpi, &root[..], "libmpi.so.40"),
+        (&mpich, &["-n", "2"], "libmpi_abi.so.1"),
+        (&mpich, &["-n", "2"], "libmpi.so.12"),
+    ] {
+        let found = library(mpiexec, name);
+        let seen = Folder::new("timeline");
+        let timeline = seen.join("timeline.json");
+        let path = timeline.display().to_string();
+        let asked = [
+            ("HOROVOD_CPU_OPERATIONS", "MPI"),
+            ("CORRO_MPI_LIBRARY", found.as_str()),
+            ("HOROVOD_TIMELINE", path.as_str()),
+        ];
+        let train = support::example("train");
+        let (ran, _folder) = start_job(mpiexec, &[words, &[&train, "100", "0", "100"]].concat(), &asked);
+        assert!(ran.code == Some(0) && ran.out.contains("step 100"), "{ran:?}");
+        let seen = std::fs::read_to_string(timeline).unwrap();
+        assert_eq!(seen.matches("\"plane\":\"mpi\"").count(), 100, "{ran:?}");
+    }
+}
+
+/// Each in one line: what was found, and what to do.
+#[test]
+fn wrong_set_ups_of_mpi_are_named() {
+    let test = "wrong_set_ups_of_mpi_are_named";
+    let (Some(openmpi), Some(mpich)) = (mpiexec(test, "openmpi"), mpiexec(test, "mpich")) else { return };
+    let asked = |library: &str| [("CORRO_CPU_OPERATIONS", "mpi".to_owned()), ("CORRO_MPI_LIBRARY", library.to_owned())];
+    let run = |mpiexec: &Path, library: &str| {
+        let variables = asked(library);
+        let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let train = support::example("train");
+        start_job(mpiexec, &["-n", "2", &train, "10", "0", "1"], &variables).0
+    };
+    // The mpiexec of one, the library of another: each rank is a world of its own.
+    let ran = run(&mpich, &library(&openmpi, "libmpi.so.40"));
+    assert!(ran.code != Some(0) && ran.err.contains("alone") && ran.err.contains("CORRO_MPI_LIBRARY"), "{ran:?}");
+    let ran = run(&mpich, "/nowhere/libmpi.so");
+    assert!(ran.code != Some(0) && ran.err.contains("/nowhere/libmpi.so"), "{ran:?}");
+    let ran = run(&mpich, "/usr/lib/x86_64-linux-gnu/libc.so.6");
+    assert!(ran.code != Some(0) && ran.err.contains("has no function MPI_"), "{ran:?}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-const METRICS: [Metric; 12] = [
+const METRICS: [Metric; 14] = [
     ("corro_job_rank_up", "1 while a rank runs.", "gauge", |m| Some(f64::from(m.state == State::Running))),
     ("corro_job_steps_total", "Steps of training.", "counter", |m| Some(m.step as f64)),
     ("corro_job_step_seconds_total", "Time of steps that all ranks have told.", "counter", |m| {
@@ -32,7 +32,13 @@ const METRICS: [Metric; 12] = [
     ("corro_job_cpu_seconds_total", "Time on processors.", "counter", |m| Some(m.note.usage.cpu as f64 / 1000.0)),
     ("corro_job_memory_bytes", "Memory of the process.", "gauge", |m| Some(m.note.usage.memory as f64)),
     ("corro_job_gpu_load_percent", "How busy its GPU is.", "gauge", |m| {
-        m.note.usage.gpu.map(|gpu| f64::from(gpu.load))
+        m.note.usage.gpu.and_then(|gpu| gpu.load).map(f64::from)
+    }),
+    ("corro_job_gpu_memory_used_bytes", "Memory of its GPU that is used, by anybody.", "gauge", |m| {
+        m.note.usage.gpu.map(|gpu| gpu.used as f64)
+    }),
+    ("corro_job_gpu_memory_bytes", "Memory that its GPU has.", "gauge", |m| {
+        m.note.usage.gpu.map(|gpu| gpu.memory as f64)
     }),
 ];
 
@@ -64,6 +70,24 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::note::{Mark, Note};
+
+    /// Grafana shows nothing under a name that nobody gives, and says nothing either.
+    #[test]
+    fn all_names_of_the_dashboard_are_given() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/grafana/corro.json");
+        let dashboard = std::fs::read_to_string(path).unwrap();
+        serde_json::from_str::<serde_json::Value>(&dashboard).unwrap();
+        let page = prometheus(&Story::new("x", 0));
+        let named: Vec<&str> = dashboard.split("corro_job_").skip(1).collect();
+        for rest in &named {
+            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap();
+            assert!(page.contains(&format!("# TYPE corro_job_{} ", &rest[..end])), "corro_job_{}", &rest[..end]);
+        }
+        for (name, ..) in METRICS {
+            assert!(dashboard.contains(name), "{name} is not on the dashboard");
+        }
+        assert!(named.len() > 20);
+    }
 
     #[test]
     fn all_ranks_stand_under_each_name() {

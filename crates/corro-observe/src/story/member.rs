@@ -1,7 +1,7 @@
 //! One process of a job, as its launcher knows it.
 
 use super::history::{Cells, NOTHING};
-use crate::note::{Network, Note};
+use crate::note::{Network, Note, Tensor};
 use crate::shares::Share;
 
 /// How a process is.
@@ -43,6 +43,8 @@ pub struct Member {
     pub late: Share,
     /// What it had told when the last row was made, and when.
     before: Option<(u64, Note)>,
+    /// The tensors that cost it most, as it last told.
+    pub tensors: Vec<Tensor>,
     /// The most that each interface has carried in a second, in bits: sent and received together.
     pub carried: Vec<(String, f64)>,
 }
@@ -60,6 +62,7 @@ impl Member {
             total: Share::default(),
             late: Share::default(),
             before: None,
+            tensors: Vec::new(),
             carried: Vec::new(),
         }
     }
@@ -95,7 +98,7 @@ impl Member {
         }
         cells[6] = self.note.usage.memory as f32;
         if let Some(gpu) = self.note.usage.gpu {
-            cells[7] = gpu.load as f32;
+            cells[7] = gpu.load.map_or(f32::NAN, |load| load as f32);
             cells[8] = gpu.used as f32;
         }
         self.before = Some((self.heard, self.note.clone()));

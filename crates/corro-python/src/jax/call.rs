@@ -4,12 +4,15 @@
 
 use std::ffi::{c_int, c_void};
 
+use std::sync::Arc;
+
 use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
-use corro_engine::{Device, Kind, Output, Submission};
+use corro_cuda::{Event, Span, Stream, driver};
+use corro_engine::{Device, Kind, Memory, Output, Submission};
 
-use crate::large_pages;
+use crate::{gpu, large_pages};
 
-use super::ffi::{Attributes, Buffers, CallFrame, RawBuffer, STRING, Span, U8};
+use super::ffi::{Attributes, Buffers, CallFrame, RawBuffer, STRING, Text, U8};
 
 /// What a program asks for. All of it is constant in a compiled program; none of it depends on how many ranks there are.
 pub(super) struct Wanted {
@@ -20,7 +23,7 @@ pub(super) struct Wanted {
     op: i64,
     prescale: f64,
     postscale: f64,
-    pub(super) root: i64,
+    root: i64,
     splits: Vec<usize>,
     /// On how many devices of this process the program runs, each with the same values.
     pub(super) devices: usize,
@@ -63,9 +66,9 @@ impl Wanted {
         })
     }
 
-    /// Whether only the root gets what it asks for: the others get zeros. What flows back through a broadcast is so.
-    pub(super) fn is_for_root(&self) -> bool {
-        self.kind == "reduce"
+    /// Whether this rank gets zeros: only the root gets what it asks for. What flows back through a broadcast is so.
+    pub(super) fn is_cleared_on(&self, rank: Rank) -> bool {
+        self.kind == "reduce" && usize::try_from(self.root) != Ok(rank.index())
     }
 
     /// Whether it only waits for the other ranks, and hands on what it was given.
@@ -118,8 +121,10 @@ impl Wanted {
             let shape = Shape(shape);
             let bytes = shape.bytes(dtype)?;
             let room = output.elements()?.saturating_mul(parts * dtype.size());
-            // XLA takes large results from the system, and gives them back.
-            large_pages::want(output.at.cast(), room);
+            if tensors.home.is_none() {
+                // XLA takes large results from the system, and gives them back.
+                large_pages::want(output.at.cast(), room);
+            }
             let name = if count == 1 { self.name.clone() } else { format!("{}_{}of{count}", self.name, i + 1) };
             Ok(Submission {
                 set: self.set,
@@ -127,9 +132,9 @@ impl Wanted {
                 kind: kind.clone(),
                 dtype,
                 shape,
-                device: Device::Cpu,
-                input: Some(input.memory(bytes).into()),
-                output: Output::InPlace(output.memory(room).into()),
+                device: tensors.device(),
+                input: Some(tensors.memory(input, bytes)),
+                output: Output::InPlace(tensors.memory(output, room)),
             })
         };
         tensors.pairs.iter().enumerate().map(one).collect()
@@ -140,7 +145,9 @@ impl Wanted {
 pub(super) fn explained(error: Error) -> Error {
     match error {
         Error::Mismatch(text) if text.starts_with("Mismatched output size") => Error::Mismatch(format!(
-            "{text}. Compiled code has a fixed shape for it: that of equally many rows from each rank. Say how many                  rows each brings (hvd.allgather(x, rows=[...]), hvd.alltoall(x, splits=..., received_splits=...)), or call                  it outside of jit. If the number of ranks has changed since, compile the function anew"
+            "{text}. Compiled code has a fixed shape for it: that of equally many rows from each rank. Say how many rows \
+             each brings (hvd.allgather(x, rows=[...]), hvd.alltoall(x, splits=..., received_splits=...)), or call it \
+             outside of jit. If the number of ranks has changed since, compile the function anew"
         )),
         error => error,
     }
@@ -156,6 +163,8 @@ pub(super) struct Tensor {
 /// The buffers of a call: what goes in, and where the result goes.
 pub(super) struct Tensors {
     pairs: Vec<(Tensor, Tensor)>,
+    /// The GPU that has them, and when they are ready there; None for memory of the host.
+    home: Option<(usize, Arc<Event>)>,
 }
 
 // SAFETY: XLA keeps the buffers until the call has ended, and lets any thread work on them until then.
@@ -174,7 +183,41 @@ impl Tensors {
         if inputs.len() != outputs.len() {
             return Err(Error::Bug(format!("a call with {} arguments and {} results", inputs.len(), outputs.len())));
         }
-        Ok(Self { pairs: inputs.into_iter().zip(outputs).collect() })
+        Ok(Self { pairs: inputs.into_iter().zip(outputs).collect(), home: None })
+    }
+
+    /// The number of the GPU that has the buffers; if all are empty, the first.
+    pub(super) fn gpu(&self) -> Result<usize> {
+        let buffers = self.pairs.iter().flat_map(|(input, output)| [input.at, output.at]);
+        buffers.map(|at| at as u64).find(|at| *at != 0).map_or(Ok(0), |at| driver()?.device_with(at))
+    }
+
+    /// They are in the memory of this GPU, from this moment on.
+    pub(super) fn on_gpu(self, ordinal: usize, ready: Arc<Event>) -> Self {
+        Self { home: Some((ordinal, ready)), ..self }
+    }
+
+    fn device(&self) -> Device {
+        let number = |home: &(usize, Arc<Event>)| u32::try_from(home.0).map_or(Device::Cpu, Device::Gpu);
+        self.home.as_ref().map_or(Device::Cpu, number)
+    }
+
+    fn memory(&self, tensor: &Tensor, bytes: usize) -> Memory {
+        match &self.home {
+            // The program's stream waits for the result, and XLA uses the buffers in the order of that stream.
+            Some((ordinal, ready)) => gpu::memory(tensor.at as usize, bytes, *ordinal, ready, Arc::new(())),
+            None => tensor.memory(bytes).into(),
+        }
+    }
+
+    /// As [`Tensors::clear`], in the order of a stream.
+    pub(super) fn clear_on(&self, stream: &Stream) -> Result<()> {
+        self.pairs.iter().try_for_each(|(_, output)| stream.zero(output.span()?))
+    }
+
+    /// As [`Tensors::pass_through`], in the order of a stream.
+    pub(super) fn pass_through_on(&self, stream: &Stream) -> Result<()> {
+        self.pairs.iter().try_for_each(|(input, output)| stream.copy(output.span()?, input.span()?))
     }
 
     /// Fills the results with zeros.
@@ -222,10 +265,20 @@ impl Tensor {
         unsafe { Buffer::from_raw(self.at.cast(), bytes, Box::new(())) }
     }
 
-    fn whole(&self) -> Result<Buffer> {
+    fn bytes(&self) -> Result<usize> {
         let size =
             element_size(self.dtype).ok_or_else(|| Error::Bug(format!("XLA's type {} is unknown", self.dtype)))?;
-        Ok(self.memory(self.elements()?.saturating_mul(size)))
+        Ok(self.elements()?.saturating_mul(size))
+    }
+
+    fn whole(&self) -> Result<Buffer> {
+        Ok(self.memory(self.bytes()?))
+    }
+
+    fn span(&self) -> Result<Span<'_>> {
+        // SAFETY: the buffer is of this shape and type, on the GPU that the call is for; XLA uses it in the order of the
+        // call's stream, and so does whoever gets this.
+        Ok(unsafe { Span::from_raw(self.at as u64, self.bytes()?) })
     }
 }
 
@@ -285,9 +338,9 @@ unsafe fn written(attributes: &Attributes) -> Option<&[u8]> {
     unsafe {
         let is_text = attributes.count == 1 && *attributes.types == STRING;
         is_text
-            .then(|| &*(*attributes.values).cast::<Span>())
-            .filter(|span| span.len > 0)
-            .map(|span| std::slice::from_raw_parts(span.at, span.len))
+            .then(|| &*(*attributes.values).cast::<Text>())
+            .filter(|text| text.len > 0)
+            .map(|text| std::slice::from_raw_parts(text.at, text.len))
     }
 }
 

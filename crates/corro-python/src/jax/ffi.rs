@@ -65,7 +65,7 @@ pub(super) struct RawBuffer {
 }
 
 #[repr(C)]
-pub(super) struct Span {
+pub(super) struct Text {
     pub(super) at: *const u8,
     pub(super) len: usize,
 }
@@ -86,7 +86,7 @@ pub(super) struct Attributes {
     extensions: *mut Extension,
     pub(super) count: i64,
     pub(super) types: *const c_int,
-    names: *const *const Span,
+    names: *const *const Text,
     pub(super) values: *const *const c_void,
 }
 
@@ -123,6 +123,18 @@ struct CreateError {
 }
 
 #[repr(C)]
+struct GetStream {
+    size: usize,
+    extensions: *mut Extension,
+    context: *mut Context,
+    stream: *mut c_void,
+}
+
+type GetStreamFunction = unsafe extern "C" fn(*mut GetStream) -> *mut RawError;
+/// The place of `XLA_FFI_Stream_Get`, the same in all versions.
+const GET_STREAM: usize = 4;
+
+#[repr(C)]
 struct OfFuture {
     size: usize,
     extensions: *mut Extension,
@@ -136,7 +148,7 @@ type FutureFunction = unsafe extern "C" fn(*mut OfFuture) -> *mut RawError;
 /// The place of the first of the three functions for futures; None where there are none.
 static FUTURES: OnceLock<Option<usize>> = OnceLock::new();
 
-/// See [`super::jax_handler`]. Only the first word counts: there is one XLA in a process.
+/// See [`super::jax_handlers`]. Only the first word counts: there is one XLA in a process.
 pub(super) fn know_futures(place: Option<usize>) {
     let _ = FUTURES.set(place);
 }
@@ -196,6 +208,26 @@ impl Xla {
         };
         // SAFETY: XLA copies the text.
         unsafe { ((*self.0).create_error)(&raw mut wanted) }
+    }
+
+    /// The stream of a call on a GPU, by CUDA's number; None if XLA does not tell.
+    ///
+    /// # Safety
+    /// `frame` is that of a call which is to be executed.
+    pub(super) unsafe fn stream(self, frame: *const CallFrame) -> Option<u64> {
+        // SAFETY: the function has been at this place from the first version on; it writes the stream.
+        unsafe {
+            let first = (&raw const (*self.0).create_error).cast::<GetStreamFunction>();
+            let get = first.add(GET_STREAM).read();
+            let mut asked = GetStream {
+                size: size_of::<GetStream>(),
+                extensions: std::ptr::null_mut(),
+                context: (*frame).context,
+                stream: std::ptr::null_mut(),
+            };
+            // An error would be ours to give back; a program on a GPU has a stream, so there is none.
+            get(&raw mut asked).is_null().then_some(asked.stream as u64)
+        }
     }
 
     fn future_function(self, which: usize) -> Option<FutureFunction> {

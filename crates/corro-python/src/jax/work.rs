@@ -60,7 +60,7 @@ pub(super) fn submit(engine: &Engine, wanted: &Wanted, tensors: &Tensors) -> Res
 /// What is left to do when the engine has done its part, with this result.
 pub(super) fn finish(engine: &Engine, wanted: &Wanted, tensors: &Tensors, result: Result<()>) -> Result<()> {
     result.map_err(explained)?;
-    if wanted.is_for_root() && usize::try_from(wanted.root) != Ok(engine.rank().index()) {
+    if wanted.is_cleared_on(engine.rank()) {
         return tensors.clear();
     }
     if wanted.is_barrier() { tensors.pass_through() } else { Ok(()) }

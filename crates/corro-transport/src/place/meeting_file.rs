@@ -72,7 +72,8 @@ impl Drop for Written {
 /// Writes the file at `path`, whole or not at all.
 pub(super) fn write(path: &Path, point: &MeetingPoint) -> Result<Written> {
     let doing = |e| Error::io(format!("telling the other ranks by {} where to meet", path.display()), e);
-    let draft = path.with_extension(format!("draft-{}", std::process::id()));
+    // Always of the same name: what a rank 0 leaves that is killed right here, the next one takes away.
+    let draft = path.with_extension("draft");
     let write = || -> std::io::Result<()> {
         let _ = std::fs::remove_file(&draft);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;

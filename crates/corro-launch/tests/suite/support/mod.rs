@@ -1,5 +1,6 @@
 //! What the process tests share: running `corro` with a hang limit, and looking for processes left behind.
 
+pub(crate) mod browser;
 pub(crate) mod elastic;
 pub(crate) mod netns;
 

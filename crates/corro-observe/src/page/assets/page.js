@@ -1,11 +1,11 @@
-// Draws the story of a job: asks for what is new once a second, or shows a recording. All that ranks say is put in as text.
+// Draws the story of a job: asks for what is new once a second, and at once when something has happened; or shows a recording. All that ranks say is put in as text.
 "use strict";
 
 (() => {
   const $ = (id) => document.getElementById(id);
   const token = new URLSearchParams(location.search).get("token") || "";
   const MAX_ROWS = 1200, MAX_LINES = 4000;
-  let view = null, rows = [], coarse = [], lines = [], events = [], whole = false, hover = null, files = [], others = [];
+  let view = null, rows = [], coarse = [], lines = [], events = [], whole = false, hover = null, pulse = "", files = [], others = [];
 
   // Words for numbers.
   const fixed = (n, digits) => n.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
@@ -93,9 +93,9 @@
       ["step", ms(step), step ? `${fixed(1000 / step, 1)} steps/s` : "no step seen yet"],
       ["computing", percent(share("computing", 0)), "of a step, mean of ranks"],
       ["communication", percent(share("communication", 1)), ranks.some((r) => r.hidden) ? "at most; computing hides some" : "that computing does not hide"],
-      ["waiting for others", percent(share("waiting", 2)), slow && slow.last > 0.5 && ranks.length > 1 ? `mostly for rank ${slow.rank} (${percent(slow.last)} of steps)` : "nobody in particular"],
+      ["waiting for others", percent(share("waiting", 2)), slow && slow.last > 0.5 && ranks.length > 1 && share("waiting", 2) > 0.02 ? `mostly for rank ${slow.rank} (${percent(slow.last)} of steps)` : "nobody in particular"],
       ["tensors", rate == null ? bytes(Math.max(0, ...ranks.map((r) => r.bytes))) : `${bytes(rate)}/s`, "on each rank"],
-      ["CPU", cpu == null ? "–" : `${fixed(cpu / 100, 1)} cores`, used == null ? "" : `${memory(used)} memory, each rank`],
+      ["CPU", cpu == null ? "–" : `${fixed(cpu / 100, cpu < 20 ? 2 : 1)} cores`, used == null ? "" : `${memory(used)} memory, each rank`],
     ];
     if (gpu != null) list.push(["GPU", `${fixed(gpu, 0)} %`, `${memory(now("gpu_memory"))} used`]);
     $("tiles").replaceChildren(...list.map(([name, value, note]) => {
@@ -124,8 +124,8 @@
 
   function ranks() {
     const gpu = view.ranks.some((r) => r.gpu_memory);
-    const head = ["rank", "host", "state", "step", "ms/step", "where a step goes", "came last", "CPU", "memory", ...(gpu ? ["GPU"] : []), "under way"];
-    const numbers = new Set(["step", "ms/step", "came last", "CPU", "memory", "GPU", "under way"]);
+    const head = ["rank", "host", "state", "step", "ms/step", "where a step goes", "came last", "CPU", "memory", ...(gpu ? ["GPU", "GPU memory"] : []), "under way"];
+    const numbers = new Set(["step", "ms/step", "came last", "CPU", "memory", "GPU", "GPU memory", "under way"]);
     const all = [...seated(), ...view.ranks.filter((r) => r.rank == null)];
     const awaited = new Set(view.stall ? view.stall.awaited : []);
     const rowOf = (r) => {
@@ -140,7 +140,7 @@
         cell(r.host), cell(state, r.state), cell(r.step.toLocaleString("en"), "number"),
         cell(r.step_ms == null ? "–" : fixed(r.step_ms, 2), "number"), make("td", "", null, bar(r.shares)),
         cell(percent(r.last), "number"), cell(cpu == null ? "–" : `${fixed(cpu, 0)} %`, "number"), cell(memory(used), "number"),
-        ...(gpu ? [cell(load == null ? "–" : `${fixed(load, 0)} %`, "number")] : []), cell(r.queued, "number"));
+        ...(gpu ? [cell(load == null ? "–" : `${fixed(load, 0)} %`, "number"), cell(r.gpu_memory ? `${memory(number("gpu_memory"))} of ${memory(r.gpu_memory)}` : "–", "number")] : []), cell(r.queued, "number"));
       row.dataset.rank = r.rank ?? "";
       row.onmouseenter = () => { hover = r.rank; charts(); };
       row.onmouseleave = () => { hover = null; charts(); };
@@ -148,6 +148,30 @@
     };
     const top = make("tr", "", null, ...head.map((name) => make("th", numbers.has(name) ? "number" : "", name)));
     $("ranks").replaceChildren(make("thead", "", null, top), make("tbody", "", null, ...all.map(rowOf)));
+  }
+
+  function tensors() {
+    const found = view.tensors || [], ranks = seated().filter((r) => r.collective_ms != null), first = ranks[0];
+    $("tensors-panel").hidden = !found.length;
+    const all = first ? Math.min(...ranks.map((r) => r.collective_ms)) * first.step : 0;
+    const head = ["tensor", "times", "each", "time each", "of that time", ""];
+    const top = make("tr", "", null, ...head.map((name, i) => make("th", i > 0 && i < 5 ? "number" : "", name)));
+    const body = found.map(([name, times, total, took]) => {
+      const share = all ? Math.min(1, took / all) : null, used = make("div", "bar"), part = make("i", "communication");
+      part.style.width = `${(share || 0) * 100}%`;
+      used.append(part);
+      const named = cell(name, "cut");
+      named.title = name;
+      return make("tr", "", null, named, cell(times.toLocaleString("en"), "number"), cell(bytes(total / times), "number"), cell(ms(took / times), "number"), cell(percent(share), "number"), make("td", "", null, used));
+    });
+    $("tensors").replaceChildren(make("thead", "", null, top), make("tbody", "", null, ...body));
+  }
+
+  function records() {
+    const found = view.records || [];
+    $("records-panel").hidden = !found.length;
+    if ($("records").childElementCount === found.length) return;
+    $("records").replaceChildren(...found.map(([rank, text]) => make("details", "", null, make("summary", "", `rank ${rank}`), make("pre", "", text))));
   }
 
   function links() {
@@ -256,17 +280,20 @@
 
   function compare() {
     $("compare-panel").hidden = others.length < 2;
-    const head = ["recording", "ranks", "ran for", "ms/step", "computing", "communication", "waiting", "ended"];
+    const head = ["recording", "ranks", "ran for", "ms/step", "efficiency", "computing", "communication", "waiting", "ended"];
+    const stepOf = (v) => mean(v.ranks.filter((r) => r.shares).map((r) => r.step_ms));
+    // Against the one with the fewest ranks, if batches of a rank are alike.
+    const least = others.map(([, v]) => v).filter((v) => stepOf(v)).sort((a, b) => a.size - b.size)[0];
     const top = make("tr", "", null, ...head.map((name, i) => make("th", i ? "number" : "", name)));
     const body = others.map(([name, v]) => {
       const ranks = v.ranks.filter((r) => r.shares), share = (i) => percent(mean(ranks.map((r) => r.shares[i])));
-      return make("tr", "", null, cell(name), ...[v.size, clock(v.now), ranks.length ? fixed(mean(ranks.map((r) => r.step_ms)), 2) : "–", share(0), share(1), share(2), v.state].map((t) => cell(t, "number")));
+      return make("tr", "", null, cell(name), ...[v.size, clock(v.now), ranks.length ? fixed(stepOf(v), 2) : "–", ranks.length ? percent(stepOf(least) / stepOf(v)) : "–", share(0), share(1), share(2), v.state].map((t) => cell(t, "number")));
     });
     $("compare").replaceChildren(make("thead", "", null, top), make("tbody", "", null, ...body));
   }
 
   function draw() {
-    facts(); tiles(); advice(); ranks(); links(); charts(); logs(); compare();
+    facts(); tiles(); advice(); ranks(); tensors(); links(); charts(); records(); logs(); compare();
     document.body.dataset.drawn = String(view.now);
   }
 
@@ -283,8 +310,20 @@
 
   const ask = (path, more) => fetch(`${path}?token=${encodeURIComponent(token)}${more || ""}`, { cache: "no-store" });
 
+  const sleep = (time) => new Promise((done) => setTimeout(done, time));
+
+  // Waits for a second, but not longer than until something happens that should be seen at once.
+  async function pause() {
+    const until = Date.now() + 1000;
+    while (Date.now() < until) {
+      await sleep(250);
+      const beat = await ask("pulse").then((answer) => (answer.ok ? answer.text() : pulse)).catch(() => pulse);
+      if (beat !== pulse) { pulse = beat; return; }
+    }
+  }
+
   async function follow() {
-    let wait = 1000;
+    let wait = 0;
     try {
       const row = rows.length ? `&row=${rows[rows.length - 1].at}` : "";
       const line = lines.length ? lines[lines.length - 1].number + 1 : 0, event = events.length ? events[events.length - 1].number + 1 : 0;
@@ -300,7 +339,8 @@
       if (view && view.state === "running") { $("state").textContent = "not heard from"; $("state").className = "badge starting"; }
       wait = 3000;
     }
-    setTimeout(follow, wait);
+    if (wait) await sleep(wait); else await pause();
+    follow();
   }
 
   async function open(at) {
@@ -325,6 +365,7 @@
     window.addEventListener("resize", () => view && charts());
     if (window.RECORDING) {
       others = [["this run", window.RECORDING]];
+      if (window.AGAINST) others.push(["against", window.AGAINST]);
       return open(0);
     }
     files = await (await ask("files")).json().catch(() => []);

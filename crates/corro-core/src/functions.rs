@@ -1,16 +1,16 @@
-//! Tables of the functions of a library that is opened at run time.
+//! Tables of the functions of a library that is opened at run time. Whoever uses them has `libloading`; this crate has not.
 
 use std::error::Error;
 
-/// Why a library could not be opened, in the words of the system.
-pub(crate) fn why(error: &libloading::Error) -> String {
-    // What the crate says itself is only that it failed.
+/// Why a library could not be opened, in the words of the system: what `libloading` says itself is only that it failed.
+pub fn why(error: &impl Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Defines a struct with one field for each function of a foreign library, named after it, and `find`, which fills it.
 /// Functions return an `int` unless something else is said. `missing` makes the error of one that is not there; those under
 /// `optional` may be missing.
+#[macro_export]
 macro_rules! function_table {
     (
         $(#[$attribute:meta])*
@@ -21,9 +21,9 @@ macro_rules! function_table {
         $(#[$attribute])*
         #[allow(non_snake_case, reason = "the library's names")]
         pub(crate) struct $table {
-            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> $crate::functions::returned!($($returns)?),)*
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> $crate::returned!($($returns)?),)*
             $(pub(crate) $maybe: Option<
-                unsafe extern "C" fn($($maybe_argument),*) -> $crate::functions::returned!($($maybe_returns)?),
+                unsafe extern "C" fn($($maybe_argument),*) -> $crate::returned!($($maybe_returns)?),
             >,)*
         }
 
@@ -33,7 +33,7 @@ macro_rules! function_table {
             /// # Safety
             /// `library` must be the one this table is of, or have functions with these names and signatures. It must stay
             /// loaded for as long as the table is used.
-            pub(crate) unsafe fn find(library: &libloading::Library) -> corro_core::Result<Self> {
+            pub(crate) unsafe fn find(library: &libloading::Library) -> $crate::Result<Self> {
                 Ok(Self {
                     $($name: {
                         // SAFETY: the caller's promise; the signature is that of the library's header.
@@ -49,6 +49,8 @@ macro_rules! function_table {
 }
 
 /// What a function returns: an `int`, unless something else is said.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! returned {
     () => {
         std::ffi::c_int
@@ -58,4 +60,4 @@ macro_rules! returned {
     };
 }
 
-pub(crate) use {function_table, returned};
+pub use {function_table, returned};

@@ -1,0 +1,62 @@
+//! What an agent itself has to say: lines of the one log, which the launcher shows. An agent has no other way to show anything.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use corro_core::config::Variable;
+use serde_bytes::ByteBuf;
+
+/// Lines that wait to be passed on; more are lost.
+const MAX_LINES: usize = 1000;
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OwnLog(Arc<Mutex<Vec<String>>>);
+
+impl OwnLog {
+    /// From now on all that crates say in this process is kept for the launcher, as far as its environment wants to hear it.
+    pub(super) fn start(&self, environment: &[(ByteBuf, ByteBuf)]) {
+        let waiting = Self(Arc::clone(&self.0));
+        let sink = move |line: &str| {
+            let mut lines = waiting.lines();
+            if lines.len() < MAX_LINES {
+                lines.push(line.to_owned());
+            }
+        };
+        let options = corro_log::Options::of(|variable| value(environment, variable));
+        corro_log::init_to(options, &format!("agent on {}", corro_transport::host_name()), Box::new(sink));
+    }
+
+    /// What was said since the last time.
+    pub(super) fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.lines())
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Vec<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What an environment holds of a setting, by either of its names.
+fn value(environment: &[(ByteBuf, ByteBuf)], variable: &Variable) -> Option<String> {
+    let of = |wanted: &str| {
+        let (_, value) = environment.iter().find(|(name, _)| name.as_slice() == wanted.as_bytes())?;
+        String::from_utf8(value.to_vec()).ok()
+    };
+    of(variable.name).or_else(|| of(variable.horovod?))
+}
+
+#[cfg(test)]
+mod tests {
+    use corro_core::config::LOG_LEVEL;
+
+    use super::*;
+
+    #[test]
+    fn a_setting_has_two_names() {
+        let set = |name: &str, text: &str| (ByteBuf::from(name), ByteBuf::from(text));
+        assert_eq!(value(&[set("HOROVOD_LOG_LEVEL", "debug")], &LOG_LEVEL).as_deref(), Some("debug"));
+        let both = [set("HOROVOD_LOG_LEVEL", "debug"), set("CORRO_LOG_LEVEL", "info")];
+        assert_eq!(value(&both, &LOG_LEVEL).as_deref(), Some("info"));
+        assert_eq!(value(&[], &LOG_LEVEL), None);
+    }
+}

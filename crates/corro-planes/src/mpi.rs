@@ -1,0 +1,303 @@
+//! The plane of MPI: host memory, moved and reduced by the MPI library of the site.
+//!
+//! What ranks agree on, and that one of them is lost, still goes over Corro's own connections: MPI itself would wait for a lost
+//! process for ever, or end all others. Before a batch that may be called off all members meet there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use corro_agreement::matching::Agreed;
+use corro_collectives::{Collective, Group, Reduction};
+use corro_core::shape::share;
+use corro_core::{Deadline, Error, Rank, ReduceOp, Result};
+use corro_mpi::{Communicator, Mpi, Patience};
+use corro_transport::Withdrawal;
+
+use crate::exchange::agree;
+use crate::facts::Facts;
+use crate::host;
+use crate::outcome::Outcomes;
+use crate::plane::{Plane, Release, Row, Verdict, Wanted};
+use crate::tensor::Tensor;
+use crate::wire::Wire;
+
+/// The plane's name.
+pub(crate) const NAME: &str = "mpi";
+/// Tensors of a batch that are smaller travel together.
+const LARGE: usize = 1 << 20;
+
+/// The row of the plane.
+#[derive(Debug, Default)]
+pub struct MpiRow;
+
+impl Row for MpiRow {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    /// Starts MPI: that takes all processes of its world, and all of them describe themselves at the same time.
+    fn describe(&self, facts: &mut Facts, _device: Option<usize>) {
+        let ability = started().map(|(mpi, world)| {
+            tracing::info!(
+                "MPI: {} ({}'s interface) moves tensors",
+                mpi.version().unwrap_or_default(),
+                mpi.interface()
+            );
+            pack(world.rank(), world.size())
+        });
+        facts.says(NAME, ability.map_err(|error| error.to_string()));
+    }
+
+    fn why_not(&self, wanted: Wanted, facts: &[Facts]) -> Option<String> {
+        let places: Vec<(usize, usize)> = facts.iter().filter_map(|facts| facts.number(NAME)).map(unpack).collect();
+        if let Some(why) = odd_world(&places) {
+            return Some(why);
+        }
+        if wanted.op == Some(ReduceOp::Adasum) {
+            return Some("MPI has no Adasum".into());
+        }
+        (wanted.collective == Collective::Barrier).then(|| "nothing is to be moved".into())
+    }
+
+    fn open(
+        &self,
+        group: &mut Group,
+        members: &[Rank],
+        facts: &[Facts],
+        _device: Option<usize>,
+    ) -> Result<Verdict<Box<dyn Plane>>> {
+        let places: Vec<usize> = facts.iter().filter_map(|facts| facts.number(NAME)).map(|n| unpack(n).0).collect();
+        let made = started().and_then(|(mpi, world)| Ok((mpi, world.of_members(&places)?)));
+        let verdict = agree(group, members, made)?;
+        Ok(verdict.map(|(mpi, communicator)| MpiPlane::boxed(mpi, communicator)))
+    }
+}
+
+fn started() -> Result<(Mpi, Communicator)> {
+    let mpi = Mpi::open(&[])?;
+    mpi.start()?;
+    let world = Communicator::world(&mpi)?;
+    Ok((mpi, world))
+}
+
+/// A place in MPI's world, as one number.
+fn pack(rank: usize, size: usize) -> u64 {
+    (rank as u64) << 32 | size as u64
+}
+
+fn unpack(number: u64) -> (usize, usize) {
+    ((number >> 32) as usize, (number & u64::from(u32::MAX)) as usize)
+}
+
+/// What is wrong with the worlds of MPI that members say they are in.
+fn odd_world(places: &[(usize, usize)]) -> Option<String> {
+    let (first, size) = *places.first()?;
+    if places.len() > 1 && places.iter().all(|place| *place == (0, 1)) {
+        return Some(
+            "MPI takes each rank for one that is alone: start the job with the mpiexec of this MPI library (corro run --mpi), \
+             or name the library of the mpiexec that was used in CORRO_MPI_LIBRARY"
+                .into(),
+        );
+    }
+    if let Some((other, theirs)) = places.iter().find(|place| place.1 != size) {
+        return Some(format!(
+            "ranks are in different worlds of MPI: one is number {first} of {size}, another number {other} of {theirs}. \
+             All must be started by one mpiexec, and use its library"
+        ));
+    }
+    let mut numbers: Vec<usize> = places.iter().map(|place| place.0).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    (numbers.len() < places.len()).then(|| "two ranks have the same number in MPI's world".into())
+}
+
+/// See the module.
+struct MpiPlane {
+    mpi: Mpi,
+    /// Set when the job has ended: nobody waits for others any more.
+    released: Arc<AtomicBool>,
+    communicator: Communicator,
+    /// For small tensors of a batch, which travel together.
+    room: Vec<u8>,
+}
+
+impl MpiPlane {
+    fn boxed(mpi: Mpi, communicator: Communicator) -> Box<dyn Plane> {
+        Box::new(Self { mpi, released: Arc::default(), communicator, room: Vec::new() })
+    }
+}
+
+impl Plane for MpiPlane {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(
+        &mut self,
+        group: &mut Group,
+        members: &[Rank],
+        agreed: &[Arc<Agreed>],
+        tensors: &mut [Tensor],
+        planned: bool,
+    ) -> Result<Outcomes> {
+        if planned {
+            group.barrier()?;
+        }
+        let mut wire = MpiWire {
+            communicator: &self.communicator,
+            room: &mut self.room,
+            withdrawal: group.withdrawal(),
+            released: &self.released,
+            deadline: Deadline::after(group.timeout()),
+        };
+        let ran = host::run(&mut wire, members, agreed, tensors, false);
+        if ran.is_err() {
+            // MPI may still read and write there.
+            self.mpi.give_up();
+            for tensor in tensors {
+                std::mem::forget(std::mem::take(tensor));
+            }
+            std::mem::forget(std::mem::take(&mut self.room));
+        }
+        // Who is lost the group knows: it hears of it where MPI does not.
+        ran.map_err(
+            |error| if matches!(error, Error::Withdrawn) { group.barrier().err().unwrap_or(error) } else { error },
+        )
+    }
+
+    fn release(&self) -> Option<Release> {
+        let released = Arc::clone(&self.released);
+        Some(Box::new(move || {
+            released.store(true, Ordering::SeqCst);
+            Ok(())
+        }))
+    }
+}
+
+struct MpiWire<'a> {
+    communicator: &'a Communicator,
+    room: &'a mut Vec<u8>,
+    withdrawal: Withdrawal,
+    released: &'a AtomicBool,
+    deadline: Deadline,
+}
+
+impl MpiWire<'_> {
+    /// Waits as long as the job lives, and no longer than the deadline.
+    fn with<T>(&self, act: impl FnOnce(&Communicator, &Patience<'_>) -> Result<T>) -> Result<T> {
+        let over = || self.withdrawal.is_set() || self.released.load(Ordering::SeqCst);
+        let stop = || over().then_some(Error::Withdrawn);
+        act(self.communicator, &Patience { deadline: self.deadline, stop: &stop })
+    }
+}
+
+/// As MPI reduces it: an average is a sum, and scaled afterwards.
+fn mpi_op(op: ReduceOp) -> ReduceOp {
+    if op == ReduceOp::Average { ReduceOp::Sum } else { op }
+}
+
+impl Wire for MpiWire<'_> {
+    fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.communicator.size()
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.with(Communicator::barrier)
+    }
+
+    fn allreduce(
+        &mut self,
+        tensors: &mut [corro_collectives::Tensor<'_>],
+        how: &Reduction,
+        _planned: bool,
+    ) -> Result<()> {
+        let kind = (how.dtype, mpi_op(how.op));
+        let alone = tensors.len() == 1;
+        let mut room = std::mem::take(self.room);
+        room.clear();
+        for tensor in tensors.iter_mut() {
+            let (input, place) = tensor.parts();
+            if alone || place.len() >= LARGE {
+                self.with(|mpi, patience| mpi.allreduce(kind, input, place, patience))?;
+            } else {
+                room.extend_from_slice(input.unwrap_or(place));
+            }
+        }
+        if !room.is_empty() {
+            self.with(|mpi, patience| mpi.allreduce(kind, None, &mut room, patience))?;
+        }
+        let mut at = 0;
+        for tensor in tensors.iter_mut() {
+            let (_, place) = tensor.parts();
+            if !alone && place.len() < LARGE {
+                place.copy_from_slice(&room[at..at + place.len()]);
+                at += place.len();
+            }
+            let factor = how.factor(self.communicator.size());
+            if factor != 1.0 {
+                corro_kernels::scale(how.dtype, place, factor);
+            }
+        }
+        *self.room = room;
+        Ok(())
+    }
+
+    fn allgather(&mut self, input: &[u8], counts: &[usize], output: &mut [u8]) -> Result<()> {
+        self.with(|mpi, patience| mpi.allgather(input, counts, output, patience))
+    }
+
+    fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<()> {
+        self.with(|mpi, patience| mpi.broadcast(bytes, root, patience))
+    }
+
+    fn alltoall(
+        &mut self,
+        input: &[u8],
+        sent: &[usize],
+        output: &mut [u8],
+        received: &[usize],
+        _longest: usize,
+    ) -> Result<()> {
+        self.with(|mpi, patience| mpi.alltoall((input, sent), (output, received), patience))
+    }
+
+    fn reducescatter(&mut self, input: &[u8], rows: usize, output: &mut [u8], how: &Reduction) -> Result<()> {
+        let size = self.communicator.size();
+        let width = input.len().checked_div(rows).unwrap_or(0) / how.dtype.size();
+        let shares: Vec<usize> = (0..size).map(|member| share(rows, size, member).len() * width).collect();
+        let mut scaled = Vec::new();
+        let input = if how.prescale == 1.0 {
+            input
+        } else {
+            scaled.extend_from_slice(input);
+            corro_kernels::scale(how.dtype, &mut scaled, how.prescale);
+            &scaled
+        };
+        let kind = (how.dtype, mpi_op(how.op));
+        self.with(|mpi, patience| mpi.reduce_scatter(kind, input, &shares, output, patience))?;
+        let factor = how.factor(size);
+        if factor != 1.0 {
+            corro_kernels::scale(how.dtype, output, factor);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worlds_that_do_not_fit_are_named() {
+        assert_eq!(odd_world(&[(1, 4), (3, 4)]), None);
+        assert_eq!(odd_world(&[(0, 1)]), None);
+        assert!(odd_world(&[(0, 1), (0, 1)]).unwrap().contains("alone"));
+        assert!(odd_world(&[(0, 2), (0, 1)]).unwrap().contains("different worlds"));
+        assert!(odd_world(&[(1, 4), (1, 4)]).unwrap().contains("same number"));
+        assert_eq!(unpack(pack(7, 1 << 20)), (7, 1 << 20));
+    }
+}

@@ -1,0 +1,131 @@
+"""The launcher of a job on Spark, a process of its own beside the driver: `python -m corro.spark._launcher FD`.
+
+It is apart from the driver so that what ranks write can go to any file-like object there, so that Ctrl-C means one thing in
+each of both, and so that a driver that is killed takes its job with it. The driver talks to it through `FD`: first a
+`Request`, then what becomes of the Spark job. It answers with tuples: `("ready",)`, `("over", Ended)`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from corro import _native
+from corro._command import program
+from corro.spark._messages import Ended, Request
+from corro.spark._switchboard import Switchboard, Task
+
+# How long the loss of a task is waited for when the launcher has already lost its host, or the other way round.
+_TOGETHER_SECONDS = 1.0
+
+
+class _Launcher:
+    def __init__(self, request: Request, driver: Connection) -> None:
+        self._request = request
+        self._driver = driver
+        self._woken = threading.Event()
+        self._spark_ended: str | None = None
+        listener = socket.socket(fileno=request.listener)
+        self._board = Switchboard(listener, request.key, self._on_change)
+        self._hosts_file = self._board.folder() / "hosts"
+        self._ranks: dict[str, int] = {}
+        self._board.start()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def run(self) -> Ended:
+        try:
+            if not self._wait_for_tasks():
+                return Ended(
+                    failure=(f"the Spark job has ended before all tasks were there: {self._spark_ended}", None)
+                )
+            self._driver.send(("ready",))
+            results, failure = _native.start_job(
+                {
+                    "flags": [*self._request.flags, *self._placement()],
+                    "command": list(self._request.command),
+                    "agent": [program(), "agent"],
+                    "payload": self._request.payload,
+                    "variables": list(self._request.variables),
+                }
+            )
+            return Ended(results, failure, self._lost() if failure is not None else ())
+        finally:
+            self._board.close()
+
+    def _placement(self) -> list[str]:
+        shell = [f"--remote-shell={self._board.remote_shell()}", "--remote-corro=corro"]
+        if self._request.is_elastic:
+            return [f"--host-discovery-script=cat {self._hosts_file}", *shell]
+        ordered = by_machine(self._board.tasks())
+        self._ranks = {task.name: rank for rank, task in enumerate(ordered)}
+        return [f"--hosts={','.join(f'{task.address}:1' for task in ordered)}", *shell]
+
+    def _wait_for_tasks(self) -> bool:
+        """False if there will never be enough: the Spark job is over."""
+        while len(self._board.tasks()) < self._request.fewest:
+            if self._spark_ended is not None:
+                return False
+            self._woken.wait(1.0)
+            self._woken.clear()
+        return True
+
+    def _lost(self) -> list[tuple[int, int | None, str]]:
+        until = time.monotonic() + _TOGETHER_SECONDS
+        while not self._board.lost() and self._spark_ended is None and time.monotonic() < until:
+            self._woken.wait(0.05)
+            self._woken.clear()
+        return [(task.index, self._ranks.get(task.name), task.host) for task in self._board.lost()]
+
+    def _on_change(self) -> None:
+        if self._request.is_elastic:
+            hosts = "".join(f"{task.address}:1\n" for task in self._board.tasks())
+            new = self._hosts_file.with_suffix(".new")
+            new.write_text(hosts, encoding="utf-8")
+            new.replace(self._hosts_file)  # at once: nobody reads half of it
+        self._woken.set()
+
+    def _listen(self) -> None:
+        """To the driver: what became of the Spark job. If the driver is gone, so is the job."""
+        try:
+            while True:
+                self._spark_ended = str(self._driver.recv())
+                self._woken.set()
+        except (EOFError, OSError):
+            _thread.interrupt_main()
+
+
+def by_machine(tasks: Sequence[Task]) -> list[Task]:
+    """The order of ranks: machine by machine, the one of task 0 first, and by their numbers on each."""
+    first: dict[str, int] = {}
+    for task in sorted(tasks, key=lambda task: task.index):
+        first.setdefault(task.host, task.index)
+    return sorted(tasks, key=lambda task: (first[task.host], task.index))
+
+
+def main() -> None:
+    driver = Connection(int(sys.argv[1]))
+    request: Any = driver.recv()
+    try:
+        ended = _Launcher(request, driver).run()
+    except KeyboardInterrupt:
+        ended = Ended(failure=("the job was ended by the driver", None))
+    except Exception as error:
+        ended = Ended(failure=(str(error), None))
+    with suppress(OSError):  # nobody wants to know
+        driver.send(("over", ended))
+    # Threads that serve connections are left as they are.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

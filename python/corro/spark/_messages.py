@@ -1,0 +1,32 @@
+"""What the driver and the launcher's process say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Ended", "Request"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be run, on how many tasks, of which `fewest` must be there before it begins."""
+
+    key: bytes = field(repr=False)  # errors and logs are no place for it
+    listener: int
+    tasks: int
+    fewest: int
+    is_elastic: bool
+    flags: Sequence[str]
+    command: Sequence[str]
+    payload: bytes = field(repr=False)
+    variables: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of it. `lost` are tasks that went away by themselves: their number, rank (if known) and host."""
+
+    results: Sequence[bytes | None] = ()
+    failure: tuple[str, int | None] | None = None
+    lost: Sequence[tuple[int, int | None, str]] = field(default_factory=tuple)

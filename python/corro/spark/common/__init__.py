@@ -1,0 +1,1 @@
+"""What the estimators of all frameworks share: stores, data modules, backends."""

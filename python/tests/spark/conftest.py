@@ -1,0 +1,61 @@
+"""Real Spark for the tests: one application with executors of its own, and functions that ranks run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Executors import the functions of the tests by their modules' names.
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+
+
+def settings() -> dict[str, str]:
+    """What a small machine wants, and one without a name in DNS."""
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.executor.memory": "512m",
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]),
+        "spark.sql.shuffle.partitions": "3",
+        "spark.default.parallelism": "3",
+    }
+
+
+def session(master: str, **more: str) -> Any:
+    from pyspark.sql import SparkSession
+
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(master).appName("corro tests")
+    for name, value in {**settings(), **more}.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("ERROR")
+    return made
+
+
+@pytest.fixture(scope="session")
+def application() -> Iterator[Any]:
+    """Three executors with a slot each, as processes of their own."""
+    made = session("local-cluster[3,1,1024]")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def spark(application: Any) -> Any:
+    """The same, with all executors: Spark may still be replacing one that a test has killed."""
+    scala = application.sparkContext._jsc.sc()
+    until = time.monotonic() + 200
+    while scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()) < 3:
+        assert time.monotonic() < until, "Spark has not started three executors"
+        time.sleep(0.1)
+    return application
