@@ -1,14 +1,32 @@
 //! What compression remembers of tensors, and what it has done with them.
 
 use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 
 use corro_core::{Compression, Result, config};
-use corro_engine::CompressionEntry;
+use corro_engine::{CompressionEntry, Engine, GLOBAL, Ledger};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::{exception, unregistered};
 use crate::running::engine;
+
+/// What an elastic job's engine remembered when it ended: what is owed stays owed, whoever the ranks are.
+static CARRIED: Mutex<Option<Ledger>> = Mutex::new(None);
+
+/// Keeps what the engine remembers, for the next one of an elastic job.
+pub(crate) fn carry(engine: &Engine) {
+    let taken = engine.with_compression(GLOBAL, std::mem::take).ok();
+    *CARRIED.lock().unwrap_or_else(PoisonError::into_inner) = taken;
+}
+
+/// Has a new engine of an elastic job go on with what was kept.
+pub(crate) fn go_on(engine: &Engine) {
+    if let Some(kept) = CARRIED.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // A new engine has all ranks as its first set.
+        let _ = engine.with_compression(GLOBAL, |ledger| *ledger = kept);
+    }
+}
 
 /// How a tensor is compressed, as a front writes it.
 pub(crate) fn parse(text: &str) -> Result<Compression> {
@@ -61,7 +79,7 @@ pub(crate) fn load_compression_state(
     states: HashMap<String, Vec<u8>>,
 ) -> PyResult<()> {
     let set = set_id.ok_or_else(|| unregistered(py))?;
-    let load = |ledger: &mut corro_engine::Ledger| states.iter().try_for_each(|(name, bytes)| ledger.load(name, bytes));
+    let load = |ledger: &mut Ledger| states.iter().try_for_each(|(name, bytes)| ledger.load(name, bytes));
     engine(py)?.with_compression(set, load).and_then(|loaded| loaded).map_err(|error| exception(py, &error))
 }
 
@@ -70,6 +88,6 @@ pub(crate) fn load_compression_state(
 pub(crate) fn scale_compression(py: Python<'_>, set_id: Option<u32>, factor: f32, names: Vec<String>) -> PyResult<()> {
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let scale =
-        |ledger: &mut corro_engine::Ledger| ledger.scale(factor, |name| names.iter().any(|known| known == name));
+        |ledger: &mut Ledger| ledger.scale(factor, |name| names.iter().any(|known| known == name));
     engine(py)?.with_compression(set, scale).map_err(|error| exception(py, &error))
 }

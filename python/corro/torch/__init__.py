@@ -28,6 +28,7 @@ from corro.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from corro.torch.local import DiLoCo, Gossip, LocalSGD, Nesterov
 from corro.torch.mpi_ops import (
     Adasum,
     Average,
@@ -101,10 +102,14 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DiLoCo",
     "DistributedOptimizer",
+    "Gossip",
     "HorovodInternalError",
+    "LocalSGD",
     "Max",
     "Min",
+    "Nesterov",
     "ProcessSet",
     "Product",
     "Sum",

@@ -439,7 +439,7 @@ class Reducer:
         assert self._codes is not None
         for p in dense:
             grad = _grad(p)
-            code = self._codes(self._names[p]) if grad.is_floating_point() else None
+            code = self._codes(self._names[p], grad.nbytes) if grad.is_floating_point() else None
             if code is not None:
                 self._follow_rate(p)
             self._in_flight[p] = _eager.in_place_async(

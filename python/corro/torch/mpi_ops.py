@@ -50,7 +50,8 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
-from corro._front.engine_compression import EngineCompression, need_name
+from corro._front.auto_compression import Auto
+from corro._front.engine_compression import EngineCompression, setting_for
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._front.waiting import barrier, poll, synchronize
 from corro.common.basics import HorovodBasics
@@ -152,9 +153,9 @@ def allreduce(
         tensor([2., 4.])
     """
     op = reduction(op, average, process_set)
-    if isinstance(compression, EngineCompression):
-        need_name(compression, name)
-        numbers = (op, prescale_factor, postscale_factor, 0, None, compression.spec)
+    if isinstance(compression, EngineCompression | Auto | str):
+        spec = setting_for(compression, name, tensor.nbytes)
+        numbers = (op, prescale_factor, postscale_factor, 0, None, spec)
         if tensor.requires_grad and torch.is_grad_enabled():
             return _autograd.Allreduce.apply(tensor, process_set, name, *numbers)
         return _eager.into_new("allreduce", tensor, process_set, name, *numbers)
