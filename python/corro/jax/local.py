@@ -131,7 +131,7 @@ class DiLoCo(_Training):
 
     `outer` is `hvd.Nesterov(lr, momentum)`. With `fragments` the parameters go in that many parts, one after the other; with `delay`
     training goes on for as many steps while one is on its way; and of what a rank has when it comes back, `alpha` stays
-    (streaming DiLoCo). All ranks must begin with the same parameters. Use it with `jax.grad` and optax as they are.
+    (streaming DiLoCo). `compression` is written as "int8" or "int4 block=64". All ranks must begin with the same parameters. Use it with `jax.grad` and optax as they are.
 
     Example:
         >>> params = {"w": jnp.zeros(2)}
@@ -151,7 +151,7 @@ class DiLoCo(_Training):
         fragments: int = 1,
         delay: int = 0,
         alpha: float = 0.0,
-        compression: EngineCompression | None = None,
+        compression: EngineCompression | str | None = None,
         process_set: ProcessSet = global_process_set,
         name: str = "diloco",
     ) -> None:

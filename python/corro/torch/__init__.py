@@ -87,6 +87,7 @@ from corro.torch.mpi_ops import (
     stop_timeline,
     synchronize,
 )
+from corro.torch.onebit_adam import OneBitAdam
 from corro.torch.optimizer import DistributedOptimizer
 from corro.torch.sync_batch_norm import SyncBatchNorm
 
@@ -110,6 +111,7 @@ __all__ = [
     "Max",
     "Min",
     "Nesterov",
+    "OneBitAdam",
     "ProcessSet",
     "Product",
     "Sum",

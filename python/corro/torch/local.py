@@ -142,7 +142,7 @@ class DiLoCo(_Training):
 
     `outer` is `hvd.Nesterov(lr, momentum)`. With `fragments` the parameters go in that many parts, one after the other; with `delay`
     training goes on for as many steps while one is on its way; and of what a rank has when it comes back, `alpha` stays
-    (streaming DiLoCo). `compression` is one of the engine's, such as `hvd.Compression.int8()`. The optimizer is one without
+    (streaming DiLoCo). `compression` is one of the engine's, such as `hvd.Compression.int8()` or "int8". The optimizer is one without
     `DistributedOptimizer`, and keeps its moments to itself. All ranks must begin with the same parameters.
 
     Example:
@@ -167,7 +167,7 @@ class DiLoCo(_Training):
         fragments: int = 1,
         delay: int = 0,
         alpha: float = 0.0,
-        compression: EngineCompression | None = None,
+        compression: EngineCompression | str | None = None,
         process_set: ProcessSet = global_process_set,
         name: str = "diloco",
     ) -> None:

@@ -4,4 +4,6 @@ mod bad_input;
 mod conservation;
 mod identities;
 mod memory;
+mod regression;
 mod regressions;
+mod unbiased;
