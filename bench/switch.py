@@ -44,7 +44,21 @@ class Switch:
         for host, name in enumerate(self.names):
             port = f"port{host}"
             run("ip", "netns", "add", name)
-            run("ip", "link", "add", INTERFACE, "netns", name, "type", "veth", "peer", "name", port, "netns", self.middle)
+            run(
+                "ip",
+                "link",
+                "add",
+                INTERFACE,
+                "netns",
+                name,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                port,
+                "netns",
+                self.middle,
+            )
             run("ip", "-n", self.middle, "link", "set", port, "master", "bridge", "up")
             run("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
             run("ip", "-n", name, "link", "set", INTERFACE, "up")

@@ -4,7 +4,8 @@
     corro run -np 2 python examples/torch/fewer_bytes.py --compression "powersgd rank=4" --task sonnets
     corro run -np 2 python examples/torch/fewer_bytes.py --method diloco --every 50 --fragments 4 --compression int8
 
-Where all ranks are on one host, set CORRO_COMPRESS_INSIDE=1 to see what compression does. `--json` prints the result for programs.
+Where all ranks are on one host, set CORRO_COMPRESS_INSIDE=1 to see what compression does. `--json` prints the result
+for programs.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Sonnets:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=["digits", "sonnets"], default="digits")
-    parser.add_argument("--compression", default="none", help='none, fp16, auto, or as the engine writes it: "topk density=0.01"')
+    parser.add_argument(
+        "--compression", default="none", help='none, fp16, auto, or as the engine writes it: "topk density=0.01"'
+    )
     parser.add_argument("--method", choices=["sync", "onebit-adam", "local-sgd", "diloco", "gossip"], default="sync")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=16, help="of each rank")
@@ -145,7 +148,9 @@ def main() -> None:
         print(json.dumps({"loss": loss, "seconds": seconds, "sent_bytes": sent, "plain_bytes": plain}))
     elif hvd.rank() == 0:
         fewer = f", {plain / sent:.1f} times fewer bytes in what was compressed" if sent else ""
-        print(f"{options.method}, {options.compression}: test loss {loss:.4f}, {options.steps / seconds:.1f} steps/s{fewer}")
+        print(
+            f"{options.method}, {options.compression}: test loss {loss:.4f}, {options.steps / seconds:.1f} steps/s{fewer}"
+        )
     hvd.shutdown()
 
 

@@ -1,7 +1,8 @@
 """`compression="auto"`: measures what each way costs on the links there are, and takes the fastest.
 
-When the first tensor of an epoch comes, all ranks together run allreduces of two sizes, plain and compressed. What counts is the slowest
-rank's best time, so that all decide alike. A line through the two sizes then says what a tensor of any size costs.
+When the first tensor of an epoch comes, all ranks together run allreduces of two sizes, plain and compressed. What
+counts is the slowest rank's best time, so that all decide alike. A line through the two sizes then says what a tensor
+of any size costs.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ class Auto:
 
     def _measure(self) -> dict[str, Cost]:
         # Without feedback: what it costs is a pass over memory, and these tensors leave nothing behind.
-        ways: dict[str, str | None] = {"none": None, **{one.spec: one.spec.replace("feedback=yes", "feedback=no") for one in self.among}}
+        ways: dict[str, str | None] = {
+            "none": None,
+            **{one.spec: one.spec.replace("feedback=yes", "feedback=no") for one in self.among},
+        }
         seconds = [_seconds(nbytes, spec) for spec in ways.values() for nbytes in (SMALL, LARGE)]
         slowest = _slowest(seconds)
         return {way: Cost(*slowest[2 * i : 2 * i + 2]) for i, way in enumerate(ways)}

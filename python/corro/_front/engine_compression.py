@@ -142,8 +142,8 @@ class Methods:
     def auto(among: Sequence[EngineCompression] | None = None) -> Auto:
         """Whatever is fastest on the links there are, for each tensor by its size: none, or one of `among`.
 
-        By default these are 16-bit floats and 8-bit integers, which rarely harm. Measures when the first tensor comes, in about
-        a second, and rank 0 says what it found. `compression="auto"` is the same.
+        By default these are 16-bit floats and 8-bit integers, which rarely harm. Measures when the first tensor comes,
+        in about a second, and rank 0 says what it found. `compression="auto"` is the same.
         """
         return Auto(among or (EngineCompression("bf16"), EngineCompression("int8")))
 
@@ -193,10 +193,8 @@ def setting_for(compression: EngineCompression | Auto | str, name: str | None, n
     spec = chosen.setting(name or "", nbytes) if isinstance(chosen, Auto) else chosen.spec
     if spec is not None and name is None and "feedback=yes" in spec:
         raise ValueError(
-            f"compression {spec!r} keeps what it leaves out, and adds it when the same tensor comes again: give the tensor a "
-            "name=, or say feedback=False."
-        )
-    return spec
+            f"compression {spec!r} keeps what it leaves out, and adds it when the same tensor comes again: give the
+            tensor a " "name=, or say feedback=False." ) return spec
 
 
 class CompressionEntry(TypedDict):

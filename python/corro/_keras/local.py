@@ -63,8 +63,8 @@ class Training:
 class LocalSGD(Training):
     """Ranks take their own steps, and average their weights every `every` batches: so many times fewer bytes.
 
-    In the first `start` batches they average after each (post-local SGD). With `hierarchy="host"` (or a process set) ranks of a host
-    average after each batch, too. Compile the model with an optimizer that is not distributed.
+    In the first `start` batches they average after each (post-local SGD). With `hierarchy="host"` (or a process set)
+    ranks of a host average after each batch, too. Compile the model with an optimizer that is not distributed.
 
     Example:
         >>> callbacks = [hvd.callbacks.LocalSGDCallback(every=8)]
@@ -82,10 +82,10 @@ class LocalSGD(Training):
 class DiLoCo(Training):
     """Ranks train alone; every `every` batches an outer optimizer takes what they have learned for a gradient.
 
-    `outer` is `hvd.callbacks.Nesterov(lr, momentum)`. With `fragments` the weights go in that many parts, one after the other; with
-    `delay` training goes on for as many batches while one is on its way; and of what a rank has when it comes back, `alpha`
-    stays (streaming DiLoCo). `compression` is written as "int8" or "int4 block=64". Compile the model with an optimizer
-    that is not distributed.
+    `outer` is `hvd.callbacks.Nesterov(lr, momentum)`. With `fragments` the weights go in that many parts, one after
+    the other; with `delay` training goes on for as many batches while one is on its way; and of what a rank has when
+    it comes back, `alpha` stays (streaming DiLoCo). `compression` is written as "int8" or "int4 block=64". Compile the
+    model with an optimizer that is not distributed.
 
     Example:
         >>> callbacks = [hvd.callbacks.DiLoCoCallback(every=100, fragments=4, compression="int8")]

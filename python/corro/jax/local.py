@@ -87,7 +87,7 @@ class _Training:
 
     def elastic_state(self) -> LocalState:
         """The state for `hvd.elastic.run`: a rank that is lost loses its own steps, and the others none."""
-        from corro._front.local.elastic import LocalState  # noqa: PLC0415 - it knows objects, which need `init`
+        from corro._front.local.elastic import LocalState
 
         return LocalState(self)
 
@@ -101,8 +101,9 @@ class _Training:
 class LocalSGD(_Training):
     """Ranks take their own steps, and average their parameters every `every` steps: so many times fewer bytes.
 
-    In the first `start` steps they average after each (post-local SGD). With `hierarchy="host"` (or a process set) ranks of a host
-    average after each step, too; that takes `hvd.init(process_sets="dynamic")`. Use it with `jax.grad` and optax as they are.
+    In the first `start` steps they average after each (post-local SGD). With `hierarchy="host"` (or a process set)
+    ranks of a host average after each step, too; that takes `hvd.init(process_sets="dynamic")`. Use it with `jax.grad`
+    and optax as they are.
 
     Example:
         >>> params = {"w": jnp.full(2, float(hvd.rank()))}
@@ -129,9 +130,10 @@ class LocalSGD(_Training):
 class DiLoCo(_Training):
     """Ranks train alone; every `every` steps an outer optimizer takes what they have learned for a gradient.
 
-    `outer` is `hvd.Nesterov(lr, momentum)`. With `fragments` the parameters go in that many parts, one after the other; with `delay`
-    training goes on for as many steps while one is on its way; and of what a rank has when it comes back, `alpha` stays
-    (streaming DiLoCo). `compression` is written as "int8" or "int4 block=64". All ranks must begin with the same parameters. Use it with `jax.grad` and optax as they are.
+    `outer` is `hvd.Nesterov(lr, momentum)`. With `fragments` the parameters go in that many parts, one after the
+    other; with `delay` training goes on for as many steps while one is on its way; and of what a rank has when it
+    comes back, `alpha` stays (streaming DiLoCo). `compression` is written as "int8" or "int4 block=64". All ranks must
+    begin with the same parameters. Use it with `jax.grad` and optax as they are.
 
     Example:
         >>> params = {"w": jnp.zeros(2)}

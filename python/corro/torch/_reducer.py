@@ -454,7 +454,9 @@ class Reducer:
         """What is owed was meant for the learning rate it comes from: with another, it must weigh as much."""
         optimizer = self._optimizer()
         groups = optimizer.param_groups if optimizer is not None else []
-        rate = next((float(group["lr"]) for group in groups if "lr" in group and any(q is p for q in group["params"])), 0.0)
+        rate = next(
+            (float(group["lr"]) for group in groups if "lr" in group and any(q is p for q in group["params"])), 0.0
+        )
         before = self._rates.get(p, rate)
         if rate > 0:
             self._rates[p] = rate

@@ -40,9 +40,9 @@ class Compression(Methods):
     `none`, `fp16` and `bf16` are Horovod's: gradients are cast before they travel, and back afterwards. A class of your own
     works as well, with the methods of `corro.torch.compression.Compressor`.
 
-    The others are the engine's, and take settings: `int8()`, `int4()`, `fp8()`, `onebit()`, `sign()`, `qsgd()`, `terngrad()`,
-    `topk()`, `dgc()`, `randomk()`, `powersgd()`, `ef21()`. They send fewer bytes between hosts, and nothing changes inside
-    of one. See the page "Fewer bytes".
+    The others are the engine's, and take settings: `int8()`, `int4()`, `fp8()`, `onebit()`, `sign()`, `qsgd()`,
+    `terngrad()`, `topk()`, `dgc()`, `randomk()`, `powersgd()`, `ef21()`. They send fewer bytes between hosts, and
+    nothing changes inside of one. See the page "Fewer bytes".
 
     Example:
         >>> hvd.allreduce(torch.ones(2), compression=hvd.Compression.bf16)

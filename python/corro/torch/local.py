@@ -87,14 +87,16 @@ class _Training:
 
     def elastic_state(self) -> LocalState:
         """The state for `hvd.elastic.run`: a rank that is lost loses its own steps, and the others none."""
-        from corro._front.local.elastic import LocalState  # noqa: PLC0415 - numpy is optional
+        from corro._front.local.elastic import LocalState
 
         return LocalState(self)
 
     def __enter__(self: T) -> T:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _value: BaseException | None, _at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, _value: BaseException | None, _at: TracebackType | None
+    ) -> None:
         if kind is None:
             self.settle()
         self.remove()
@@ -103,9 +105,9 @@ class _Training:
 class LocalSGD(_Training):
     """Ranks take their own steps, and average their parameters every `every` steps: so many times fewer bytes.
 
-    In the first `start` steps they average after each (post-local SGD). With `hierarchy="host"` (or a process set) ranks of a host
-    average after each step, too; that takes `hvd.init(process_sets="dynamic")`. The optimizer is one without
-    `DistributedOptimizer`, and keeps its momentum to itself.
+    In the first `start` steps they average after each (post-local SGD). With `hierarchy="host"` (or a process set)
+    ranks of a host average after each step, too; that takes `hvd.init(process_sets="dynamic")`. The optimizer is one
+    without `DistributedOptimizer`, and keeps its momentum to itself.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -130,8 +132,8 @@ class LocalSGD(_Training):
         process_set: ProcessSet = global_process_set,
         name: str = "local_sgd",
     ) -> None:
-        from corro._front.local.averaging import Averaging  # noqa: PLC0415 - numpy is optional
-        from corro._front.local.hosts import host_set  # noqa: PLC0415
+        from corro._front.local.averaging import Averaging
+        from corro._front.local.hosts import host_set
 
         parameters = _Parameters(model.parameters())
         self._follow(optimizer, Averaging(parameters, every, start, host_set(hierarchy), process_set, name))
@@ -140,10 +142,11 @@ class LocalSGD(_Training):
 class DiLoCo(_Training):
     """Ranks train alone; every `every` steps an outer optimizer takes what they have learned for a gradient.
 
-    `outer` is `hvd.Nesterov(lr, momentum)`. With `fragments` the parameters go in that many parts, one after the other; with `delay`
-    training goes on for as many steps while one is on its way; and of what a rank has when it comes back, `alpha` stays
-    (streaming DiLoCo). `compression` is one of the engine's, such as `hvd.Compression.int8()` or "int8". The optimizer is one without
-    `DistributedOptimizer`, and keeps its moments to itself. All ranks must begin with the same parameters.
+    `outer` is `hvd.Nesterov(lr, momentum)`. With `fragments` the parameters go in that many parts, one after the
+    other; with `delay` training goes on for as many steps while one is on its way; and of what a rank has when it
+    comes back, `alpha` stays (streaming DiLoCo). `compression` is one of the engine's, such as
+    `hvd.Compression.int8()` or "int8". The optimizer is one without `DistributedOptimizer`, and keeps its moments to
+    itself. All ranks must begin with the same parameters.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -171,7 +174,7 @@ class DiLoCo(_Training):
         process_set: ProcessSet = global_process_set,
         name: str = "diloco",
     ) -> None:
-        from corro._front.local import diloco  # noqa: PLC0415 - numpy is optional
+        from corro._front.local import diloco
 
         parameters = _Parameters(model.parameters())
         how = (outer, every, fragments, delay, alpha, compression, process_set, name)
@@ -181,8 +184,8 @@ class DiLoCo(_Training):
 class Gossip(_Training):
     """After each step, a rank sends half of what it has to one other rank, and to no one else (push-sum).
 
-    `graph` says to whom: "exponential" (distances 1, 2, 4, ... in turn), "ring", or "random", by `seed`. The optimizer is one without
-    `DistributedOptimizer`.
+    `graph` says to whom: "exponential" (distances 1, 2, 4, ... in turn), "ring", or "random", by `seed`. The optimizer
+    is one without `DistributedOptimizer`.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -206,7 +209,7 @@ class Gossip(_Training):
         process_set: ProcessSet = global_process_set,
         name: str = "gossip",
     ) -> None:
-        from corro._front.local import gossip  # noqa: PLC0415 - numpy is optional
+        from corro._front.local import gossip
 
         parameters = _Parameters(model.parameters())
         self._follow(optimizer, gossip.Gossip(parameters, graph, seed, process_set, name))

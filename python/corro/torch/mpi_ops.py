@@ -26,6 +26,7 @@ from corro._front.arguments import (
     scatter_reduction,
     set_size,
 )
+from corro._front.auto_compression import Auto
 from corro._front.basics import (
     ccl_built,
     cross_rank,
@@ -50,7 +51,6 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
-from corro._front.auto_compression import Auto
 from corro._front.engine_compression import EngineCompression, setting_for
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._front.waiting import barrier, poll, synchronize

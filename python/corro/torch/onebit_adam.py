@@ -1,8 +1,8 @@
 """1-bit Adam: Adam whose momentum travels as signs.
 
-Adaptive optimizers divide by the root of squared gradients, which codes with errors spoil. So Adam runs as it is for the first `freeze` steps,
-with full gradients. Then the squares stay as they are, and what ranks average is the momentum, one bit a value, with error feedback: a
-linear thing, for which what is late is not lost.
+Adaptive optimizers divide by the root of squared gradients, which codes with errors spoil. So Adam runs as it is for
+the first `freeze` steps, with full gradients. Then the squares stay as they are, and what ranks average is the
+momentum, one bit a value, with error feedback: a linear thing, for which what is late is not lost.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["OneBitAdam"]
 class OneBitAdam(torch.optim.Optimizer):
     """Adam that averages gradients itself: as they are for `freeze` steps, then momentum as signs, a thirtieth of the bytes.
 
-    Takes the place of Adam and of `DistributedOptimizer`. `freeze` should cover the warm-up of the learning rate; 15 to 25 % of all
-    steps are usual. `compression` may be any of the engine's with feedback. Parameters whose gradients were all zero until then
-    stay where they are: a sign has no zero.
+    Takes the place of Adam and of `DistributedOptimizer`. `freeze` should cover the warm-up of the learning rate; 15
+    to 25 % of all steps are usual. `compression` may be any of the engine's with feedback. Parameters whose gradients
+    were all zero until then stay where they are: a sign has no zero.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

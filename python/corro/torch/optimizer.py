@@ -49,12 +49,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     state. Gradients are reduced while backward is still running, and final when it returns.
 
     `named_parameters` (`model.named_parameters()`) gives the names for messages. `op` is Average, Sum or Adasum;
-    `backward_passes_per_step` adds up as many backward passes before it reduces; `groups` reduces parameters together, by
-    number of groups or by lists. `gradient_predivide_factor` divides by as much before the sum and by the rest after it.
-    `sparse_as_dense` makes sparse gradients dense. `compression` sends fewer bytes between hosts: one for all, such as
-    `hvd.Compression.int8()`, or a dictionary of patterns of names, as `{"*.bias": hvd.Compression.none, "*":
-    hvd.Compression.powersgd(rank=4)}`, of which the first that fits counts. What it leaves out is in `state_dict()`, each rank's
-    own: save it on every rank. Raises `ValueError` for names that are missing or come twice.
+    `backward_passes_per_step` adds up as many backward passes before it reduces; `groups` reduces parameters together,
+    by number of groups or by lists. `gradient_predivide_factor` divides by as much before the sum and by the rest
+    after it. `sparse_as_dense` makes sparse gradients dense. `compression` sends fewer bytes between hosts: one for
+    all, such as `hvd.Compression.int8()`, or a dictionary of patterns of names, as `{"*.bias": hvd.Compression.none,
+    "*": hvd.Compression.powersgd(rank=4)}`, of which the first that fits counts. What it leaves out is in
+    `state_dict()`, each rank's own: save it on every rank. Raises `ValueError` for names that are missing or come
+    twice.
 
     New methods: `synchronize()` waits for all gradients, `skip_synchronize()` is for a `step` after it, `no_sync()` for
     batches whose gradients only add up, `set_backward_passes_per_step(n)`.

@@ -67,7 +67,7 @@ def test_ranks_that_differ_are_told():
     if hvd.size() == 1:
         pytest.skip("there is nobody to differ from")
     mine = hvd.Compression.int8() if hvd.rank() == 0 else hvd.Compression.onebit()
-    with pytest.raises(HorovodInternalError, match="Mismatched compression.*rank"):
+    with pytest.raises(HorovodInternalError, match=r"Mismatched compression.*rank"):
         hvd.allreduce(torch.ones(3), name="differs", compression=mine)
 
 

@@ -127,7 +127,7 @@ def test_models_learn_with_few_bytes():
         training.settle()
         assert_alike(net)
         assert test_loss(net) < 1.2 * plain + 0.02
-    net, training = train(lambda *job: hvd.Gossip(*job), 120, adam)
+    net, training = train(hvd.Gossip, 120, adam)
     training.settle()
     assert test_loss(net) < 1.2 * plain + 0.02
 

@@ -8,6 +8,6 @@
 | `gossip` | each step half of everything goes to one peer |
 | `elastic` | the state of an elastic job whose ranks keep their own steps |
 
-All work on flat vectors of float32 in host memory, so that a framework adds nothing but how its parameters are read and written.
-The step counter is the same on all ranks: by it they know when to meet, without asking.
+All work on flat vectors of float32 in host memory, so that a framework adds nothing but how its parameters are read
+and written. The step counter is the same on all ranks: by it they know when to meet, without asking.
 """

@@ -1,8 +1,8 @@
 """Local SGD: ranks take their own steps, and average their parameters every so often.
 
-*Post-local*: in the first `start` steps they average after each. *Hierarchical*: ranks of a host average after each step, all ranks
-every so often. Averaging parameters after a step is the same as averaging gradients before it, as long as the optimizer is
-linear in them (SGD, with momentum too).
+*Post-local*: in the first `start` steps they average after each. *Hierarchical*: ranks of a host average after each
+step, all ranks every so often. Averaging parameters after a step is the same as averaging gradients before it, as long
+as the optimizer is linear in them (SGD, with momentum too).
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """DiLoCo: ranks train alone for many steps; an outer optimizer takes what they have learned together for a gradient.
 
-Each rank keeps the parameters that all have in common (the outer ones). Every `every` steps the difference between these and the rank's
-own, averaged over all ranks, is the gradient of an outer step with Nesterov momentum, and all go on from where it leads.
+Each rank keeps the parameters that all have in common (the outer ones). Every `every` steps the difference between
+these and the rank's own, averaged over all ranks, is the gradient of an outer step with Nesterov momentum, and all go
+on from where it leads.
 
-*Streaming*: the parameters are cut into fragments, whose turns are spread over the steps; what is sent may take `delay` steps to come
-back while training goes on; and of what a rank has at that time it keeps `alpha`. So the link is used evenly, and nobody waits.
+*Streaming*: the parameters are cut into fragments, whose turns are spread over the steps; what is sent may take
+`delay` steps to come back while training goes on; and of what a rank has at that time it keeps `alpha`. So the link is
+used evenly, and nobody waits.
 
-An outer step either happens or not: nothing is changed before the average has come. If ranks are lost on the way, the others go on
-with what they have, and the next turn of the fragment takes along what this one would have.
+An outer step either happens or not: nothing is changed before the average has come. If ranks are lost on the way, the
+others go on with what they have, and the next turn of the fragment takes along what this one would have.
 """
 
 from __future__ import annotations
@@ -55,15 +57,21 @@ class DiLoCo:
         if not 1 <= fragments <= len(sizes):
             raise ValueError(f"fragments={fragments}: {len(sizes)} parameters make 1 to {len(sizes)} fragments.")
         if every < 1 or every % fragments:
-            raise ValueError(f"every={every}: must be a multiple of the {fragments} fragments, whose turns are spread evenly.")
+            raise ValueError(
+                f"every={every}: must be a multiple of the {fragments} fragments, whose turns are spread evenly."
+            )
         if not 0 <= delay < every // fragments:
-            raise ValueError(f"delay={delay}: a fragment must be back before the next one goes, within {every // fragments} steps.")
+            raise ValueError(
+                f"delay={delay}: a fragment must be back before the next one goes, within {every // fragments} steps."
+            )
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha={alpha}: is a part, from 0 (what all have) to 1 (what this rank has).")
         if isinstance(compression, str):
             compression = EngineCompression(compression)
         if compression is not None and not isinstance(compression, EngineCompression):
-            raise ValueError(f"compression={compression!r}: must be one that the engine does, such as Compression.int8().")
+            raise ValueError(
+                f"compression={compression!r}: must be one that the engine does, such as Compression.int8()."
+            )
         self._parameters, self._outer, self._every = parameters, outer or Nesterov(), every
         self._delay, self._alpha = delay, np.float32(alpha)
         self._compression = None if compression is None else compression.spec

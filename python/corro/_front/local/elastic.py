@@ -1,8 +1,8 @@
 """The state of an elastic job whose ranks keep their own steps.
 
-When a rank is lost, the others lose nothing: they drop what was on the way, meet anew and go on with the parameters they have. What must be
-common (the step counter, the outer parameters and their momentum) they take from rank 0, since it may be that some had finished an
-outer step and others not. A new rank takes the parameters, too.
+When a rank is lost, the others lose nothing: they drop what was on the way, meet anew and go on with the parameters
+they have. What must be common (the step counter, the outer parameters and their momentum) they take from rank 0, since
+it may be that some had finished an outer step and others not. A new rank takes the parameters, too.
 """
 
 from __future__ import annotations

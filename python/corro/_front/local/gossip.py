@@ -1,7 +1,7 @@
 """Gossip: after each step, half of what a rank has goes to one other rank (stochastic gradient push).
 
-A rank holds a vector x and a weight w, and takes x / w for its parameters (push-sum). The sums of all x and of all w never change, so
-that x / w tends to the mean whatever the graph is.
+A rank holds a vector x and a weight w, and takes x / w for its parameters (push-sum). The sums of all x and of all w
+never change, so that x / w tends to the mean whatever the graph is.
 
 | graph | who sends to whom at step k |
 | --- | --- |

@@ -17,7 +17,9 @@ def host_set(hierarchy: str | ProcessSet | None) -> ProcessSet | None:
     if hierarchy != "host":
         raise ValueError(f'hierarchy={hierarchy!r}: must be "host", or a process set.')
     if not basics.is_homogeneous():
-        raise ValueError('hierarchy="host" needs as many ranks on each host; give the process set of this host\'s ranks instead.')
+        raise ValueError(
+            'hierarchy="host" needs as many ranks on each host; give the process set of this host\'s ranks instead.'
+        )
     hosts: dict[int, list[int]] = {}
     for rank, host in enumerate(gather_numbers([basics.cross_rank()], "local.hosts")):
         hosts.setdefault(host, []).append(rank)

@@ -67,5 +67,6 @@ def _received(_sent: Any, output: Any) -> Vector:
 
 
 def _view(vector: Vector) -> Any:
-    assert vector.dtype == np.float32 and vector.flags.c_contiguous
+    assert vector.dtype == np.float32
+    assert vector.flags.c_contiguous
     return (vector.ctypes.data, vector.shape, FLOAT32, CPU)
