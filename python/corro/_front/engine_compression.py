@@ -193,8 +193,10 @@ def setting_for(compression: EngineCompression | Auto | str, name: str | None, n
     spec = chosen.setting(name or "", nbytes) if isinstance(chosen, Auto) else chosen.spec
     if spec is not None and name is None and "feedback=yes" in spec:
         raise ValueError(
-            f"compression {spec!r} keeps what it leaves out, and adds it when the same tensor comes again: give the
-            tensor a " "name=, or say feedback=False." ) return spec
+            f"compression {spec!r} keeps what it leaves out, and adds it when the same tensor comes again: give the "
+            "tensor a name=, or say feedback=False."
+        )
+    return spec
 
 
 class CompressionEntry(TypedDict):

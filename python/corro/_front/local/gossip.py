@@ -5,7 +5,7 @@ never change, so that x / w tends to the mean whatever the graph is.
 
 | graph | who sends to whom at step k |
 | --- | --- |
-| exponential | rank r to r + 2^(k mod log2 n): after log2 n steps without learning all have the mean, if n is a power of two |
+| exponential | rank r to r + 2^(k mod log2 n): for n = 2^j all have the mean after j steps without learning |
 | ring | rank r to r + 1: mixes slowly |
 | random | each to another one, by a seed that all have |
 """
