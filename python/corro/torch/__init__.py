@@ -22,6 +22,7 @@ from corro._front.watching import log
 from corro.torch import elastic
 from corro.torch._shared import shared_empty
 from corro.torch.compression import Compression
+from corro.torch.custom import GradBucket, OwnCompressor, allreduce_future, register_compressor
 from corro.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -106,12 +107,14 @@ __all__ = [
     "DiLoCo",
     "DistributedOptimizer",
     "Gossip",
+    "GradBucket",
     "HorovodInternalError",
     "LocalSGD",
     "Max",
     "Min",
     "Nesterov",
     "OneBitAdam",
+    "OwnCompressor",
     "ProcessSet",
     "Product",
     "Sum",
@@ -124,6 +127,7 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "allreduce_future",
     "alltoall",
     "alltoall_async",
     "barrier",
@@ -167,6 +171,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "register_compressor",
     "remove_process_set",
     "rocm_built",
     "shared_empty",

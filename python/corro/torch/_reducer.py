@@ -16,7 +16,6 @@ from corro._errors import HorovodInternalError
 from corro._front import basics, checks
 from corro._front.arguments import Sum
 from corro._front.checks import Facts
-from corro._front.engine_compression import settings_of
 from corro._front.process_sets import ProcessSet
 from corro.torch import _eager
 from corro.torch._backward import graph_task, queue_callback, within_backward
@@ -24,7 +23,9 @@ from corro.torch._facts import elements, of_gradients, of_round, of_start
 from corro.torch._groups import Group, buckets
 from corro.torch._shared import share_gradients
 from corro.torch._tensors import storage
+from corro.torch._ways import Hooked, Way, way_for
 from corro.torch.compression import NoneCompressor
+from corro.torch.custom import CommHook
 from corro.torch.mpi_ops import sparse_allreduce_async
 
 # All there are: after a shutdown they must begin anew.
@@ -63,11 +64,9 @@ class Reducer:
         # Steps of the optimizer: what the checks compare.
         self.steps = 0
         self._names = names
-        # What the engine does with each gradient, by name; or a compressor as Horovod knows them.
-        self._codes = settings_of(compression, NoneCompressor)
-        self._compression = compression if self._codes is None else NoneCompressor
-        # The learning rates for which gradients were last compressed.
-        self._rates: dict[torch.Tensor, float] = {}
+        # Another way than a plain allreduce; or a compressor as Horovod knows them.
+        self.way: Way | None = way_for(compression, process_set, numbers, _rate_of(weakref.ref(self)))
+        self._compression = compression if self.way is None else NoneCompressor
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._numbers = numbers
@@ -140,7 +139,7 @@ class Reducer:
         self._hook(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
         # In an elastic job, ranks make their optimizers at different times, and this takes them all.
         wanted = flag("SHARED_GRADIENTS") and not flag("ELASTIC")
-        if wanted and self._codes is None and self._compression is NoneCompressor and not self._sparse_as_dense:
+        if wanted and self.way is None and self._compression is NoneCompressor and not self._sparse_as_dense:
             # In the order of groups: then what is reduced together lies together.
             inside = [p for group in self._groups for p in group.members if p in self._passes_left]
             self._shared = dict(zip(inside, share_gradients(inside, self._process_set), strict=False))
@@ -416,8 +415,8 @@ class Reducer:
                 self._submit_sparse(p, grad, self._names[p])
             else:
                 dense.append(p)
-        if self._codes is not None:
-            self._submit_compressed(dense, rider, self._names[group.members[0]])
+        if self.way is not None:
+            self._submit_by_way(self.way, dense, rider, self._names[group.members[0]])
         elif rider is None and len(dense) == 1:
             self._submit(dense[0])
         elif dense or rider is not None:
@@ -434,52 +433,25 @@ class Reducer:
             handle = _eager.in_place_async("allreduce", packed, self._process_set, name, *self._numbers, keep=storage)
             self._in_flight[p] = lambda: self._take(p, self._compression.decompress(_native.wait(handle), context))
 
-    def _submit_compressed(self, dense: Sequence[torch.Tensor], rider: torch.Tensor | None, name: str) -> None:
-        """Each by its own name: by that the engine knows what it still owes of it. It batches them by itself."""
-        assert self._codes is not None
+    def _submit_by_way(self, way: Way, dense: Sequence[torch.Tensor], rider: torch.Tensor | None, name: str) -> None:
         for p in dense:
-            grad = _grad(p)
-            code = self._codes(self._names[p], grad.nbytes) if grad.is_floating_point() else None
-            if code is not None:
-                self._follow_rate(p)
-            self._in_flight[p] = _eager.in_place_async(
-                "allreduce", grad, self._process_set, self._names[p], *self._numbers, 0, None, code, keep=storage
-            )
+            self._in_flight[p] = way.start(self._names[p], p, _grad(p))
         if rider is not None:
             self._in_flight[rider] = _eager.in_place_async(
                 "allreduce", rider, self._process_set, f"{name}.rider", *self._numbers, keep=storage
             )
 
-    def _follow_rate(self, p: torch.Tensor) -> None:
-        """What is owed was meant for the learning rate it comes from: with another, it must weigh as much."""
+    def rate(self, p: torch.Tensor) -> float:
+        """The learning rate of a parameter; 0 if it has none."""
         optimizer = self._optimizer()
         groups = optimizer.param_groups if optimizer is not None else []
-        rate = next(
-            (float(group["lr"]) for group in groups if "lr" in group and any(q is p for q in group["params"])), 0.0
-        )
-        before = self._rates.get(p, rate)
-        if rate > 0:
-            self._rates[p] = rate
-        if rate > 0 and before not in (0.0, rate):
-            _native.scale_compression(self._process_set.process_set_id, before / rate, [_engine_name(self._names[p])])
+        return next((float(g["lr"]) for g in groups if "lr" in g and any(q is p for q in g["params"])), 0.0)
 
-    def remembered(self) -> dict[str, torch.Tensor]:
-        """What the engine remembers of compressed gradients, on this rank."""
-        if self._codes is None or not self._watching or not basics.is_initialized():
-            return {}
-        ours = {_engine_name(name) for name in self._names.values()}
-        states = _native.compression_state(self._process_set.process_set_id)
-        return {
-            name: torch.frombuffer(bytearray(state), dtype=torch.uint8)
-            for name, state in states.items()
-            if name in ours
-        }
-
-    def remember(self, states: dict[str, torch.Tensor]) -> None:
-        """Has the engine remember what `remembered` gave, perhaps in another job."""
-        if self._codes is not None and self._watching and basics.is_initialized():
-            saved = {name: state.cpu().numpy().tobytes() for name, state in states.items()}
-            _native.load_compression_state(self._process_set.process_set_id, saved)
+    def take_hook(self, state: Any, hook: CommHook) -> None:
+        """From here on the hook reduces gradients."""
+        if self.way is not None or self._compression is not NoneCompressor:
+            raise ValueError("a communication hook takes the place of compression=: leave that out.")
+        self.way = Hooked(state, hook, list(self._names))
 
     def _submit_sparse(self, p: torch.Tensor, grad: torch.Tensor, name: str) -> None:
         self._sparse.add(p)
@@ -589,12 +561,18 @@ def _outlive() -> None:
 basics.after_shutdown(_outlive)
 
 
-def _engine_name(name: str) -> str:
-    return f"allreduce.{name}"
-
-
 def _nothing() -> None:
     pass
+
+
+def _rate_of(reducer: weakref.ref[Reducer]) -> Callable[[torch.Tensor], float]:
+    """Learning rates, from a reducer that goes when its optimizer does."""
+
+    def rate(p: torch.Tensor) -> float:
+        known = reducer()
+        return 0.0 if known is None else known.rate(p)
+
+    return rate
 
 
 def _grad(p: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from corro.torch import _eager
 from corro.torch._facts import of_round, of_start
 from corro.torch._reducer import Reducer, numbered
 from corro.torch.compression import Compression
+from corro.torch.custom import CommHook
 from corro.torch.mpi_ops import synchronize as wait
 
 if TYPE_CHECKING:
@@ -214,11 +215,15 @@ class _DistributedOptimizer(_Twin):
         """Changes after how many backward passes gradients are reduced; counting starts anew."""
         self._reducer.set_passes(passes)
 
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Has `hook(state, bucket)` reduce each gradient, as with torch's DDP: it gives a future of the averaged one."""
+        self._reducer.take_hook(state, hook)
+
     def state_dict(self) -> dict[str, Any]:
         """That of the user's optimizer; and, if gradients are compressed, what this rank still owes of them."""
         state = super().state_dict()
-        remembered = self._reducer.remembered()
-        if remembered:
+        way = self._reducer.way
+        if way is not None and (remembered := way.remembered()):
             state[REMEMBERED] = remembered
         return state
 
@@ -226,8 +231,8 @@ class _DistributedOptimizer(_Twin):
         self._reducer.forget()
         ours = {key: value for key, value in state_dict.items() if key != REMEMBERED}
         super().load_state_dict(ours, *args, **kwargs)
-        if REMEMBERED in state_dict:
-            self._reducer.remember(state_dict[REMEMBERED])
+        if REMEMBERED in state_dict and self._reducer.way is not None:
+            self._reducer.way.remember(state_dict[REMEMBERED])
 
     def synchronize(self) -> None:
         """Waits until every gradient is reduced. Backward has done so already, unless gradients came in another way."""

@@ -160,7 +160,7 @@ def test_what_is_owed_follows_the_learning_rate():
         return
     before = hvd.compression_report()["rate.weight"]["residual_norm"]
     optimizer.param_groups[0]["lr"] = 0.05
-    optimizer._reducer._follow_rate(net.weight)
+    optimizer._reducer.way.follow_rate("rate.weight", net.weight)
     after = hvd.compression_report()["rate.weight"]["residual_norm"]
     assert after == pytest.approx(2 * before, rel=1e-5)
 
@@ -173,3 +173,106 @@ def test_not_a_number_shows_and_goes():
     second = hvd.allreduce(torch.ones(500), name="bad", compression=ALL["int8"])
     assert first.isnan().any()
     assert second.isfinite().all()
+
+
+class Largest(hvd.OwnCompressor):
+    """The largest half of the values, as its user may write it."""
+
+    def compress(self, values, state):
+        kept = values.abs() >= values.abs().median()
+        return torch.where(kept, values, torch.zeros_like(values))
+
+    def decompress(self, code, state, shape):
+        return code.reshape(shape)
+
+
+class Sums(hvd.OwnCompressor):
+    """Half precision, which can be added up."""
+
+    combine = "sum"
+
+    def compress(self, values, state):
+        return values.bfloat16()
+
+    def decompress(self, code, state, shape):
+        return code.float()
+
+
+@pytest.mark.parametrize("own", [Largest(), Sums()], ids=["gather", "sum"])
+def test_compressors_of_users(own):
+    plain = final_loss(train(hvd.Compression.none)[0])
+    hvd.register_compressor("own", own)
+    net, optimizer = train("own")
+    assert final_loss(net) < 1.3 * plain + 0.02
+    assert set(optimizer.state_dict()["corro_compression"]) == {name for name, _ in net.named_parameters()}
+    states = hvd.allgather_object(net.state_dict())
+    torch.testing.assert_close(states[-1], states[0], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="combine must be"):
+        own.combine = "two_step"
+        try:
+            hvd.register_compressor("wrong", own)
+        finally:
+            del own.combine
+
+
+def test_hooks_of_torch():
+    expected = train(hvd.Compression.none, steps=5)[0].state_dict()
+    seen = []
+
+    def hook(state, bucket):
+        state.append((bucket.index(), bucket.is_last()))
+        assert bucket.buffer().numel() == bucket.parameters()[0].numel() == bucket.gradients()[0].numel()
+        return hvd.allreduce_future(bucket.buffer(), f"hook {bucket.index()}").then(lambda future: future.value())
+
+    net = model(seed=1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())
+    optimizer.register_comm_hook(seen, hook)
+    data = torch.Generator().manual_seed(hvd.rank())
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss_of(net, torch.randn(16, 4, generator=data)).backward()
+        optimizer.step()
+    torch.testing.assert_close(dict(net.state_dict()), dict(expected), rtol=1e-5, atol=1e-6)
+    assert {index for index, _ in seen} == {0, 1, 2, 3}
+    assert all(last == (index == 3) for index, last in seen)
+
+
+def test_onebit_adam_learns():
+    def run(make):
+        net = model(seed=1)
+        optimizer = make(net)
+        data = torch.Generator().manual_seed(hvd.rank())
+        for _ in range(150):
+            optimizer.zero_grad()
+            loss_of(net, torch.randn(16, 4, generator=data)).backward()
+            optimizer.step()
+        states = hvd.allgather_object(net.state_dict())
+        torch.testing.assert_close(states[-1], states[0], rtol=0, atol=0)
+        return final_loss(net)
+
+    def adam(net):
+        return hvd.DistributedOptimizer(torch.optim.Adam(net.parameters(), lr=0.01), net.named_parameters())
+
+    plain = run(adam)
+    exact = run(lambda net: hvd.OneBitAdam(net.named_parameters(), lr=0.01, freeze=150))
+    assert exact == pytest.approx(plain, rel=0.02), "before it freezes it is Adam"
+    coded = run(
+        lambda net: hvd.OneBitAdam(
+            net.named_parameters(), lr=0.01, freeze=50, compression=hvd.Compression.onebit(block=32, inside=True)
+        )
+    )
+    assert coded < 1.5 * plain + 0.02
+
+
+def test_auto_decides_alike_everywhere(capfd):
+    net, _ = train("auto", steps=3)
+    states = hvd.allgather_object(net.state_dict())
+    torch.testing.assert_close(states[-1], states[0], rtol=0, atol=0)
+    said = capfd.readouterr().err
+    assert ("all ranks are on one host" in said) == (hvd.rank() == 0)
+    train(hvd.Compression.auto(among=[ALL["int8"]]), steps=3)
+    said = capfd.readouterr().err
+    if hvd.rank() == 0 and hvd.size() > 1:
+        assert "4 MiB take: none" in said
+        assert "ms" in said
