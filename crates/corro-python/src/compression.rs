@@ -87,7 +87,6 @@ pub(crate) fn load_compression_state(
 #[pyfunction]
 pub(crate) fn scale_compression(py: Python<'_>, set_id: Option<u32>, factor: f32, names: Vec<String>) -> PyResult<()> {
     let set = set_id.ok_or_else(|| unregistered(py))?;
-    let scale =
-        |ledger: &mut Ledger| ledger.scale(factor, |name| names.iter().any(|known| known == name));
+    let scale = |ledger: &mut Ledger| ledger.scale(factor, |name| names.iter().any(|known| known == name));
     engine(py)?.with_compression(set, scale).map_err(|error| exception(py, &error))
 }
