@@ -201,8 +201,8 @@ impl<'a> Batch<'a> {
             parts.push(Part { name: tensor.name, matrix: tensor.matrix(&part), values: mine, state: &mut taken.state });
         }
         let mut peers = Counterparts(group.between(self.seats)?);
-        let sent = corro_compress::allreduce(&mut peers, self.compression, &mut parts)?;
-        Ok((taken, sent))
+        let bytes = corro_compress::allreduce(&mut peers, self.compression, &mut parts)?;
+        Ok((taken, bytes))
     }
 
     /// Remembers what is to be remembered, and notes what it has brought.
