@@ -1,6 +1,6 @@
 //! What compression remembers of tensors, and what it has done with them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use corro_core::{Compression, Result, config};
@@ -43,7 +43,7 @@ pub(crate) fn check_compression(py: Python<'_>, text: &str) -> PyResult<(String,
 }
 
 #[pyfunction]
-pub(crate) fn compression_report<'py>(py: Python<'py>, set_id: Option<u32>) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn compression_report(py: Python<'_>, set_id: Option<u32>) -> PyResult<Bound<'_, PyDict>> {
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let entries = engine(py)?.with_compression(set, |ledger| ledger.report()).map_err(|e| exception(py, &e))?;
     let report = PyDict::new(py);
@@ -62,7 +62,7 @@ pub(crate) fn compression_report<'py>(py: Python<'py>, set_id: Option<u32>) -> P
 }
 
 #[pyfunction]
-pub(crate) fn compression_state<'py>(py: Python<'py>, set_id: Option<u32>) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn compression_state(py: Python<'_>, set_id: Option<u32>) -> PyResult<Bound<'_, PyDict>> {
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let saved = engine(py)?.with_compression(set, |ledger| ledger.save()).and_then(|saved| saved);
     let states = PyDict::new(py);
@@ -79,7 +79,7 @@ pub(crate) fn load_compression_state(
     states: HashMap<String, Vec<u8>>,
 ) -> PyResult<()> {
     let set = set_id.ok_or_else(|| unregistered(py))?;
-    let load = |ledger: &mut Ledger| states.iter().try_for_each(|(name, bytes)| ledger.load(name, bytes));
+    let load = |ledger: &mut Ledger| states.into_iter().try_for_each(|(name, bytes)| ledger.load(&name, &bytes));
     engine(py)?.with_compression(set, load).and_then(|loaded| loaded).map_err(|error| exception(py, &error))
 }
 
@@ -87,6 +87,7 @@ pub(crate) fn load_compression_state(
 #[pyfunction]
 pub(crate) fn scale_compression(py: Python<'_>, set_id: Option<u32>, factor: f32, names: Vec<String>) -> PyResult<()> {
     let set = set_id.ok_or_else(|| unregistered(py))?;
-    let scale = |ledger: &mut Ledger| ledger.scale(factor, |name| names.iter().any(|known| known == name));
+    let names: HashSet<String> = names.into_iter().collect();
+    let scale = |ledger: &mut Ledger| ledger.scale(factor, |name| names.contains(name));
     engine(py)?.with_compression(set, scale).map_err(|error| exception(py, &error))
 }
