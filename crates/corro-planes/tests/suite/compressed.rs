@@ -106,7 +106,7 @@ fn sums_are_right_wherever_ranks_lie() {
 fn nothing_is_lost_on_the_way_or_when_the_layout_changes() {
     for text in ["int8 block=32", "onebit block=32", "powersgd rank=1", "topk density=0.1", "randomk density=0.2"] {
         let ledgers: Vec<Ledgers> = (0..4).map(|_| Ledgers::default()).collect();
-        let mut total = vec![vec![0f64; 740], vec![0f64; 501], vec![0f64; 3]];
+        let mut total = [vec![0f64; 740], vec![0f64; 501], vec![0f64; 3]];
         let layouts: [&[usize]; 3] = [&[0, 0, 1, 1], &[0, 1, 2, 3], &[0, 0, 0, 1]];
         for (round, hosts) in layouts.into_iter().enumerate() {
             let all = ledgers.clone();
