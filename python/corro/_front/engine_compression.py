@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from corro import _native
 from corro._front.auto_compression import Auto
@@ -222,8 +222,8 @@ def compression_report(process_set: ProcessSet = global_process_set) -> dict[str
         >>> hvd.compression_report()
         {}
     """
-    report = {}
+    report: dict[str, CompressionEntry] = {}
     for name, entry in _native.compression_report(process_set.process_set_id).items():
         ratio = entry["plain_bytes"] / max(1, entry["sent_bytes"])
-        report[name.removeprefix("allreduce.")] = CompressionEntry(**entry, ratio=ratio)
+        report[name.removeprefix("allreduce.")] = cast("CompressionEntry", {**entry, "ratio": ratio})
     return report

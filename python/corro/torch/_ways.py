@@ -13,7 +13,7 @@ import torch
 
 from corro import _native
 from corro._front import basics
-from corro._front.arguments import Average, Sum
+from corro._front.arguments import Average, Sum, set_size
 from corro._front.engine_compression import Settings, settings_of
 from corro._front.process_sets import ProcessSet
 from corro.torch import _eager, custom
@@ -107,7 +107,7 @@ class Own:
         code = own.compress(values, state)
         if own.feedback:
             self._residuals[name] = values - own.decompress(code, state, grad.shape)
-        factor = after / self._process_set.size() if op == Average else after
+        factor = after / set_size(self._process_set) if op == Average else after
         if own.combine == "sum":
             handle = _eager.into_new_async("allreduce", code, self._process_set, f"own.{name}", Sum)
         else:

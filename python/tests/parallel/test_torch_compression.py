@@ -120,7 +120,9 @@ def test_names_choose():
         assert report["0.weight"]["compression"].startswith("onebit")
         assert report["0.weight"]["calls"] == before.get("0.weight", 0) + 3
         assert report["0.weight"]["ratio"] > 2
-        assert {name for name in report if name.endswith(".bias")} == {name for name in before if name.endswith(".bias")}
+        assert {name for name in report if name.endswith(".bias")} == {
+            name for name in before if name.endswith(".bias")
+        }
         assert all(report[name]["calls"] == calls for name, calls in before.items() if name.endswith(".bias"))
     with pytest.raises(ValueError, match="by name"):
         train({"*": hvd.Compression.fp16})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from corro._front.arguments import set_size
 from corro._front.local.parameters import Parameters, average, everything
 from corro._front.process_sets import ProcessSet, global_process_set
 
@@ -36,7 +37,7 @@ class Averaging:
         self.steps += 1
         if self.steps <= self._start or self.steps % self._every == 0:
             self._average(self._process_set, self._name)
-        elif self._host is not None and self._host.size() > 1:
+        elif self._host is not None and set_size(self._host) > 1:
             self._average(self._host, f"{self._name}.host")
 
     def settle(self) -> None:
@@ -59,7 +60,7 @@ class Averaging:
         self._parameters.write(everything(self._parameters), state["parameters"])
 
     def _average(self, process_set: ProcessSet, name: str) -> None:
-        if process_set.size() == 1:
+        if set_size(process_set) == 1:
             return
         which = everything(self._parameters)
         values = self._parameters.read(which)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from corro._front.arguments import set_size
 from corro._front.local.parameters import Parameters, Vector, average, everything, send
 from corro._front.process_sets import ProcessSet, global_process_set
 
@@ -54,7 +55,7 @@ class Gossip:
     def step(self) -> None:
         """Counts a step, and sends half of everything to one rank."""
         self.steps += 1
-        size, me = self._process_set.size(), self._process_set.rank()
+        size, me = set_size(self._process_set), self._process_set.rank() or 0
         if size == 1:
             return
         to = peers(self._graph, size, self.steps - 1, self._seed)
