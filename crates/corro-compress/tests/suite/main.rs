@@ -4,6 +4,4 @@ mod bad_input;
 mod conservation;
 mod identities;
 mod memory;
-mod regression;
 mod regressions;
-mod unbiased;
