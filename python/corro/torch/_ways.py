@@ -116,8 +116,8 @@ class Own:
         def finish() -> None:
             result = _native.wait(handle)
             codes = [result] if own.combine == "sum" else list(result)
-            total = sum(own.decompress(one, state, grad.shape) for one in codes)
-            grad.copy_(total * factor)
+            values = [own.decompress(one, state, grad.shape) for one in codes]
+            grad.copy_(torch.stack(values).sum(0) * factor)
 
         return finish
 
