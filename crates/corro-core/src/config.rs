@@ -245,6 +245,8 @@ variables! {
         "1: `corro.torch.DistributedOptimizer` lets the gradients of dense models on the CPU live in memory that the ranks of a host share, where they are reduced without a copy. `zero_grad` then fills them with zeros and never drops them.";
     OVERLAP = "CORRO_OVERLAP", horovod: None, default: "auto", kind: Kind::FlagOrAuto,
         "1 or 0: whether gradients are reduced while the backward pass makes others. By default they are where the ranks' own threads leave cores free.";
+    COMPRESS_INSIDE = "CORRO_COMPRESS_INSIDE", horovod: None, default: "0", kind: Kind::Flag,
+        "1: also ranks of one host compress what they tell each other, where a program asks for compression. For tests: inside a host bytes cost less than compression does. The same on all ranks.";
     NCCL_LIBRARY = "CORRO_NCCL_LIBRARY", horovod: None, default: "the one that is loaded already, else the framework's, else the system's", kind: Kind::Text,
         "The file of NCCL (`libnccl.so.2`, 2.14 or newer) that ranks with GPUs use.";
     CPU_OPERATIONS = "CORRO_CPU_OPERATIONS", horovod: Some("HOROVOD_CPU_OPERATIONS"), default: "corro", kind: Kind::OneOf(&["corro", "gloo", "ccl", "mpi"]),
