@@ -145,6 +145,21 @@ def test_every_package_is_in_the_reference() -> None:
     assert not offering - shown, f"on no page of docs/api: {sorted(offering - shown)}"
 
 
+def test_every_page_is_in_a_list() -> None:
+    """As the site's build asks (`make docs`), which takes too long to be run with every test."""
+    docs = docs_pages.REPOSITORY / "docs"
+    listed = set()
+    for page in docs.rglob("*.md"):
+        for block in re.findall(r"```{toctree}(.*?)```", page.read_text(), re.DOTALL):
+            listed |= {
+                (page.parent / line.strip()).resolve()
+                for line in block.splitlines()
+                if line.strip()[:1] not in ("", ":")
+            }
+    pages = {page.with_suffix("").resolve() for page in docs.rglob("*.md") if "_build" not in page.parts}
+    assert sorted(str(page.relative_to(docs)) for page in pages - listed) == ["index"]
+
+
 def test_names_without_an_example_are_found() -> None:
     def nothing() -> None: ...
 

@@ -35,9 +35,9 @@ def cases(size: int, backend: str, *files: str, **variables: str) -> None:
 
 
 CASES = ["keras_cases.py", "keras_clipping_cases.py", "keras_saving_cases.py", "keras_watching_cases.py"]
-# What is saved, and what checks say, was tried with two backends when JAX's turn comes: `make deep` does it with all.
+# Clipping, what is saved and what checks say is Keras' own part, the same for all backends: `make deep` tries it with each.
 THOROUGH = bool(os.environ.get("CORRO_TEST_THOROUGH"))
-CASES_ON = {"jax": CASES if THOROUGH else CASES[:2]}
+CASES_ON = {} if THOROUGH else {"torch": CASES[:1], "jax": CASES[:1]}
 
 
 # All files in one job: importing Keras and its backend takes longer than most of them.
@@ -58,7 +58,9 @@ def test_keras_2() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("size", "backend"), [(2, BACKENDS[-1]), *([(4, QUICKEST)] if THOROUGH else [])])
+@pytest.mark.parametrize(
+    ("size", "backend"), [(2, QUICKEST), *([(4, QUICKEST), (2, BACKENDS[-1])] if THOROUGH else [])]
+)
 def test_digits_are_learned(size: int, backend: str) -> None:
     """As well as by one rank, which reaches 97 to 98 %."""
     text = run(size, backend, str(ROOT / "examples" / "keras" / "digits.py"))
@@ -67,10 +69,12 @@ def test_digits_are_learned(size: int, backend: str) -> None:
 
 
 def test_examples_that_measure(tmp_path: Path) -> None:
-    examples = [f"synthetic_benchmark.py {QUICK}", f"alexnet.py {QUICK} --fp16"]
+    examples = [f"synthetic_benchmark.py {QUICK}"]
+    if THOROUGH:
+        examples.append(f"alexnet.py {QUICK} --fp16")
     text = run_examples("keras", tmp_path, *examples, KERAS_BACKEND=QUICKEST, **QUIET)
-    assert text.count("images/s in all") == 2, text
-    assert "iteration   2" in text, text
+    assert text.count("images/s in all") == len(examples), text
+    assert "iteration   2" in text or not THOROUGH, text
 
 
 @pytest.mark.timeout(400)

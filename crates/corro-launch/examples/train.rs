@@ -1,7 +1,7 @@
 //! Ranks that train nothing, for tests of what watches them: `train STEPS MS KB [SLOW_RANK FACTOR]` computes so many milliseconds a
 //! step, adds up so many kilobytes, and says and logs something. One rank may take longer. More words make a job slow in other ways:
 //! `tensors=N` adds up N tensors of that size, one after the other; `uneven` makes another rank the slow one in each step; `changing`
-//! changes the tensors all the time; `hang=STEP` lets rank 0 stop there for a while.
+//! changes the tensors every 15 steps; `hang=STEP` lets rank 0 stop there for a while.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ fn run() -> Result<()> {
         if hang == Some(step) && rank == 0 {
             compute(Duration::from_secs(600));
         }
-        let count = (kilobytes * 250.0) as usize + if said("changing") { step as usize % 7 } else { 0 };
+        let count = (kilobytes * 250.0) as usize + if said("changing") { step as usize / 15 % 7 } else { 0 };
         for tensor in 0..tensors {
             let name = if tensor == 0 { "gradient".to_owned() } else { format!("gradient.{tensor}") };
             let gradient = vec![1u8; count * 4];
