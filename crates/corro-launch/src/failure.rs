@@ -7,7 +7,7 @@ use corro_membership::WorkerId;
 
 use crate::agent::message::Ending;
 
-/// What sysexits.h calls EX_TEMPFAIL: whoever started the job may start it again.
+/// What sysexits.h calls `EX_TEMPFAIL`: whoever started the job may start it again.
 const TRY_AGAIN: i32 = 75;
 
 /// Why a job failed.

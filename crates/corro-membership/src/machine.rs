@@ -240,6 +240,14 @@ struct Over {
     culprit: Option<Rank>,
 }
 
+/// The end of a job at its next commit, before its work is done.
+#[derive(Debug)]
+struct WindDown {
+    why: String,
+    /// Somebody has ended for that reason.
+    early: bool,
+}
+
 /// The machine.
 #[derive(Debug)]
 pub struct Machine {
@@ -264,10 +272,8 @@ pub struct Machine {
     hosts_known: bool,
     /// Somebody has finished its work.
     finishing: bool,
-    /// Why the job is to end at the next commit, if it is.
-    ending: Option<String>,
-    /// Somebody has ended for that reason.
-    early: bool,
+    /// The job is to end at its next commit.
+    ending: Option<WindDown>,
     failed: Option<(WorkerId, Exit)>,
     ended: bool,
     out: Vec<Decision>,
@@ -298,7 +304,6 @@ impl Machine {
             hosts_known: false,
             finishing: false,
             ending: None,
-            early: false,
             failed: None,
             ended: false,
             out: Vec::new(),
@@ -340,11 +345,10 @@ impl Machine {
         if self.ended || self.finishing || self.ending.is_some() {
             return Vec::new();
         }
-        self.ending = Some(why.to_owned());
+        // Where nothing was begun, there is nothing to wait for.
+        self.ending = Some(WindDown { why: why.to_owned(), early: self.epoch.is_none() });
         self.out.push(Decision::Say(format!("the job ends at its next commit, because {why}")));
         if self.epoch.is_none() {
-            // Nothing was begun.
-            self.early = true;
             self.end(true, why.to_owned());
         } else {
             self.tell_of_the_end();
@@ -459,7 +463,7 @@ impl Machine {
 
     fn why_finished(&self) -> String {
         match &self.ending {
-            Some(why) if self.early => format!("the job has ended at a commit, because {why}"),
+            Some(WindDown { why, early: true }) => format!("the job has ended at a commit, because {why}"),
             _ => "the job has been finished".to_owned(),
         }
     }
@@ -468,7 +472,8 @@ impl Machine {
         self.ended = true;
         let message = ToWorker::Ended { success, why: why.clone() };
         self.out.extend(self.links.keys().map(|link| Decision::Tell(*link, message.clone())));
-        self.out.push(Decision::Finished(Verdict { success, why, early: success && self.early }));
+        let early = success && self.ending.as_ref().is_some_and(|ending| ending.early);
+        self.out.push(Decision::Finished(Verdict { success, why, early }));
     }
 
     fn after_the_end(&self, input: &Input) -> Vec<Decision> {

@@ -11,7 +11,7 @@ pub enum System {
     Slurm,
     /// IBM's LSF.
     Lsf,
-    /// OpenPBS, PBS Pro, Torque.
+    /// `OpenPBS`, PBS Pro, Torque.
     Pbs,
     /// Grid Engine.
     Sge,
@@ -36,7 +36,9 @@ impl Allocation {
         let mut hosts = self.hosts.clone();
         if let (Some(size), false) = (size, self.counted) {
             let each = size.div_ceil(hosts.len().max(1));
-            hosts.iter_mut().for_each(|host| host.slots = each);
+            for host in &mut hosts {
+                host.slots = each;
+            }
         }
         hosts
     }

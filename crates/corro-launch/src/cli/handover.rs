@@ -141,7 +141,9 @@ impl Handover {
                     [] => add(&["--oversubscribe"]),
                     hosts => add(&["-H", &list(hosts)]),
                 }
-                self.variables.iter().for_each(|(name, _)| add(&["-x", name]));
+                for (name, _) in &self.variables {
+                    add(&["-x", name]);
+                }
             }
             Mpi::Hydra => {
                 add(&["-np", &size]);

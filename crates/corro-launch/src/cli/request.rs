@@ -239,7 +239,7 @@ pub(super) fn given_hosts(matches: &ArgMatches) -> Result<Option<Vec<Host>>> {
 
 /// What a batch system has given to the job this process is in.
 pub(super) fn allocation() -> Result<Option<Allocation>> {
-    allocation::find(&config::foreign, &|path, variable| read(path, variable))
+    allocation::find(&config::foreign, &read)
 }
 
 /// How other hosts are to be reached.
@@ -259,7 +259,6 @@ pub(super) fn remote(matches: &ArgMatches, allocation: Option<&Allocation>) -> R
         shell: text("remote-shell").or_else(|| config::REMOTE_SHELL.value()).or_else(kubeflow).map(Into::into),
         // Who names hosts may name others than those of the allocation: srun says so, and what to do.
         system: allocation.map(|allocation| allocation.system).filter(|_| !asks_for_ssh(matches)),
-        cores: config::foreign("SLURM_CPUS_ON_NODE").and_then(|text| text.trim().parse().ok()),
     })
 }
 
@@ -366,7 +365,7 @@ fn elastic_rules(matches: &ArgMatches) -> Result<Option<Rules>> {
 
 fn elastic(matches: &ArgMatches, allocation: Option<&Allocation>, job: Job, mut rules: Rules) -> Result<ElasticJob> {
     let every = Duration::from_secs(1);
-    let size = Some(if rules.max == usize::MAX { rules.start } else { rules.max });
+    let size = if rules.max == usize::MAX { rules.start } else { rules.max };
     let hosts = match (matches.get_one::<String>("host-discovery-script"), given_hosts(matches)?, allocation) {
         (Some(command), _, _) => {
             Hosts::Script { command: command.into(), slots_per_host: number(matches, "slots-per-host")?, every }
@@ -375,10 +374,10 @@ fn elastic(matches: &ArgMatches, allocation: Option<&Allocation>, job: Job, mut 
         (None, None, Some(found)) if found.system == System::Slurm => {
             // A node that is lost leaves the job's list, and comes back into none.
             rules.hosts_change = true;
-            Hosts::Slurm { job: found.job.clone(), hosts: found.hosts_for(size), every: SLURM_QUESTIONS }
+            Hosts::Slurm { job: found.job.clone(), hosts: found.hosts_for(Some(size)), every: SLURM_QUESTIONS }
         }
-        (None, None, Some(found)) => Hosts::Fixed(found.hosts_for(size)),
-        (None, None, None) => Hosts::Fixed(vec![Host::local(size.unwrap_or(rules.start))]),
+        (None, None, Some(found)) => Hosts::Fixed(found.hosts_for(Some(size))),
+        (None, None, None) => Hosts::Fixed(vec![Host::local(size)]),
     };
     if let Hosts::Fixed(hosts) | Hosts::Slurm { hosts, .. } = &hosts {
         placement::place(rules.start, hosts)?;

@@ -102,7 +102,7 @@ fn script(matches: &ArgMatches) -> Result<String> {
     let run: Vec<String> = words.map(|word| quoted(word)).collect();
     let run = run.join(" ");
     match min {
-        None => lines.extend(["".to_owned(), format!("exec corro run {run}")]),
+        None => lines.extend([String::new(), format!("exec corro run {run}")]),
         Some(min) => lines.extend(elastic(nodes * ranks, min, &run)),
     }
     Ok(lines.join("\n") + "\n")

@@ -25,8 +25,6 @@ pub struct Remote {
     pub shell: Option<OsString>,
     /// The batch system whose hosts these are: its own program reaches them, unless there is a `shell`.
     pub system: Option<System>,
-    /// How many cores the job has on a host, if the batch system says so.
-    pub cores: Option<usize>,
 }
 
 impl Remote {
@@ -34,7 +32,7 @@ impl Remote {
     pub(crate) fn starter(&self) -> Box<dyn Starter> {
         match (&self.shell, self.system) {
             (Some(program), _) => Box::new(RemoteShell { program: program.clone() }),
-            (None, Some(System::Slurm)) => Box::new(Srun { cores: self.cores }),
+            (None, Some(System::Slurm)) => Box::new(Srun),
             (None, Some(System::Lsf)) => Box::new(Batch::Blaunch),
             (None, Some(System::Sge)) => Box::new(Batch::Qrsh),
             // What PBS has (pbsdsh, pbs_tmrsh) does not join the output of a program to its own.

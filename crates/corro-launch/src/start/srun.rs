@@ -26,28 +26,19 @@ const NOT_FOR_AGENTS: [&str; 12] = [
 ];
 
 /// Starts agents by srun.
-pub(super) struct Srun {
-    /// How many cores the job has on a node, if Slurm says so.
-    pub(super) cores: Option<usize>,
-}
+pub(super) struct Srun;
 
 impl Starter for Srun {
     fn name(&self) -> String {
         "srun".into()
     }
 
-    fn command(&self, host: &Host, agent: &[OsString], limit: Duration) -> Command {
+    fn command(&self, host: &Host, agent: &[OsString], _limit: Duration) -> Command {
         let mut command = Command::new("srun");
         // Beside whatever else runs in the allocation, and with all that the job has on the node.
-        command.args(["--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--exact"]);
-        if let Some(cores) = self.cores {
-            command.arg(format!("--cpus-per-task={cores}"));
-        } else {
-            command.args(["--whole"]);
-        }
+        command.args(["--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none"]);
         // Bytes go through as they come, and nothing is said beside them.
         command.args(["--quiet", "--unbuffered", "--input=0", "--kill-on-bad-exit=0"]);
-        command.arg(format!("--immediate={}", limit.as_secs().max(1)));
         command
             .args(["--nodes=1", "--ntasks=1"])
             .arg(format!("--nodelist={}", host.name))
@@ -96,11 +87,10 @@ mod tests {
     #[test]
     fn a_step_of_one_task_with_the_whole_node() {
         let host = hosts::parse_list("s2:4").unwrap().remove(0);
-        let command =
-            Srun { cores: Some(8) }.command(&host, &["corro".into(), "agent".into()], Duration::from_secs(30));
+        let command = Srun.command(&host, &["corro".into(), "agent".into()], Duration::from_secs(30));
         let words: Vec<_> = command.get_args().map(|w| w.to_string_lossy()).collect();
         let line = words.join(" ");
-        for part in ["--overlap", "--unbuffered", "--input=0", "--nodelist=s2", "--ntasks=1", "--cpus-per-task=8"] {
+        for part in ["--overlap", "--unbuffered", "--input=0", "--nodelist=s2", "--ntasks=1"] {
             assert!(line.contains(part), "{line}");
         }
         assert!(line.ends_with("-- corro agent --in-step"), "{line}");
@@ -111,7 +101,7 @@ mod tests {
     /// What srun 22.05 prints.
     #[test]
     fn complaints_have_advice() {
-        let srun = Srun { cores: None };
+        let srun = Srun;
         let advice =
             srun.advice("s9", "srun: error: Unable to create step for job 5: Requested nodes are busy").unwrap();
         assert!(advice.contains("--overlap"));

@@ -21,7 +21,9 @@ impl Machine {
             ToDriver::Card { epoch, card } => self.card(id, epoch, card),
             ToDriver::Leave { early } => {
                 worker.done = true;
-                self.early |= early;
+                if let Some(ending) = &mut self.ending {
+                    ending.early |= early;
+                }
                 if !self.rules.supply {
                     self.begin_to_finish();
                     self.drop_worker(id, None, now);
