@@ -234,7 +234,7 @@ mod tests {
         }
     }
 
-    fn line(words: Vec<OsString>) -> String {
+    fn line(words: &[OsString]) -> String {
         words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
 
@@ -250,12 +250,12 @@ mod tests {
 
     #[test]
     fn each_gets_its_own_words() {
-        let open = line(handover("a:2,b:2").of_mpirun(Mpi::Open).unwrap());
+        let open = line(&handover("a:2,b:2").of_mpirun(Mpi::Open).unwrap());
         assert!(open.contains("-np 4 -H a:2,b:2 -x CORRO_LOG_LEVEL --mca btl tcp,self python train.py"), "{open}");
-        let hydra = line(handover("a:2,b:2").of_mpirun(Mpi::Hydra).unwrap());
+        let hydra = line(&handover("a:2,b:2").of_mpirun(Mpi::Hydra).unwrap());
         assert!(hydra.starts_with("-np 4 -ppn 2 -hosts a,b -genvlist CORRO_LOG_LEVEL --mca"), "{hydra}");
         assert!(handover("a:2,b:1").of_mpirun(Mpi::Hydra).unwrap_err().to_string().contains("same number of slots"));
-        let js = line(Handover { words: Vec::new(), ..handover("") }.of_jsrun());
+        let js = line(&Handover { words: Vec::new(), ..handover("") }.of_jsrun());
         assert!(js.starts_with("--nrs 4 --tasks_per_rs=1 --cpu_per_rs=1 --gpu_per_rs=1"), "{js}");
     }
 

@@ -47,7 +47,7 @@ impl Cluster {
         let log = format!("{}/job-%j.log", self.folder.path().display());
         let path = file.display().to_string();
         let number = self.ask("sbatch", &[&["--parsable", "--output", &log][..], flags, &[&path]].concat());
-        Batch { cluster: self, log: self.folder.join(&format!("job-{number}.log")), number }
+        Batch { cluster: self, log: self.folder.join(format!("job-{number}.log")), number }
     }
 }
 
