@@ -62,7 +62,10 @@ impl Starter for Srun {
                 "another job step holds it: end it, or start it with `srun --overlap`".into(),
             ),
             ("not in this job", format!("{host} is no node of this allocation (SLURM_JOB_NODELIST)")),
-            ("can't be satisfied", format!("{host} is no node of this allocation (SLURM_JOB_NODELIST)")),
+            (
+                "node configuration is not available",
+                format!("{host} is no node of this allocation (SLURM_JOB_NODELIST)"),
+            ),
             (
                 "Node failure",
                 "Slurm has lost the node; with `sbatch --no-kill` an elastic job goes on without it".into(),
