@@ -80,7 +80,13 @@ def set_progress(progress: int) -> None:
     """In an elastic job: how far this rank's state is. Who has the highest number is rank 0 of the next epoch."""
 
 def host_changes() -> int:
-    """In an elastic job: the changes that wait for the next commit, as bits: 1 hosts leave, 2 hosts come. Never waits."""
+    """In an elastic job: the changes that wait for the next commit, as bits: 1 hosts leave, 2 hosts come, 4 the job ends.
+
+    Never waits.
+    """
+
+def end_early() -> None:
+    """This process ends because an elastic job does so at a commit: `leave` tells the driver that there is work left."""
 
 def leave() -> None:
     """In an elastic job: this rank has done its work, and will end with success."""

@@ -56,7 +56,7 @@ mod _native {
     #[pymodule_export]
     use crate::departure::{leaving, thread_raised};
     #[pymodule_export]
-    use crate::elastic::{host_changes, leave, set_progress};
+    use crate::elastic::{end_early, host_changes, leave, set_progress};
     #[pymodule_export]
     use crate::gpu::{check_running, nccl_version, register_streams, takes_gpu_memory};
     #[pymodule_export]
