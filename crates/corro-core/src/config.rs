@@ -302,7 +302,6 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
             "SLURM_TASKS_PER_NODE",
             "SLURM_NTASKS_PER_NODE",
             "SLURM_GPUS_ON_NODE",
-            "SLURM_CPUS_ON_NODE",
             "SLURM_LAUNCH_NODE_IPADDR",
         ],
     ),

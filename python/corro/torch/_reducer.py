@@ -23,7 +23,7 @@ from corro.torch._facts import elements, of_gradients, of_round, of_start
 from corro.torch._groups import Group, buckets
 from corro.torch._shared import share_gradients
 from corro.torch._tensors import storage
-from corro.torch._ways import Hooked, Way, way_for
+from corro.torch._ways import Hooked, Rates, Way, way_for
 from corro.torch.compression import NoneCompressor
 from corro.torch.custom import CommHook
 from corro.torch.mpi_ops import sparse_allreduce_async
@@ -65,7 +65,8 @@ class Reducer:
         self.steps = 0
         self._names = names
         # Another way than a plain allreduce; or a compressor as Horovod knows them.
-        self.way: Way | None = way_for(compression, process_set, numbers, _rate_of(weakref.ref(self)))
+        self._rates = Rates()
+        self.way: Way | None = way_for(compression, process_set, numbers, self._rates)
         self._compression = compression if self.way is None else NoneCompressor
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
@@ -136,6 +137,7 @@ class Reducer:
         """Has the gradients of the optimizer's parameters reduced from now on."""
         self._watching = True
         self._optimizer = weakref.ref(optimizer)
+        self._rates.follow(optimizer)
         self._hook(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
         # In an elastic job, ranks make their optimizers at different times, and this takes them all.
         wanted = flag("SHARED_GRADIENTS") and not flag("ELASTIC")
@@ -441,12 +443,6 @@ class Reducer:
                 "allreduce", rider, self._process_set, f"{name}.rider", *self._numbers, keep=storage
             )
 
-    def rate(self, p: torch.Tensor) -> float:
-        """The learning rate of a parameter; 0 if it has none."""
-        optimizer = self._optimizer()
-        groups = optimizer.param_groups if optimizer is not None else []
-        return next((float(g["lr"]) for g in groups if "lr" in g and any(q is p for q in g["params"])), 0.0)
-
     def take_hook(self, state: Any, hook: CommHook) -> None:
         """From here on the hook reduces gradients."""
         if self.way is not None or self._compression is not NoneCompressor:
@@ -563,16 +559,6 @@ basics.after_shutdown(_outlive)
 
 def _nothing() -> None:
     pass
-
-
-def _rate_of(reducer: weakref.ref[Reducer]) -> Callable[[torch.Tensor], float]:
-    """Learning rates, from a reducer that goes when its optimizer does."""
-
-    def rate(p: torch.Tensor) -> float:
-        known = reducer()
-        return 0.0 if known is None else known.rate(p)
-
-    return rate
 
 
 def _grad(p: torch.Tensor) -> torch.Tensor:

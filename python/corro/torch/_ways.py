@@ -6,6 +6,7 @@ A way begins to reduce a gradient, and says what is to be waited for: a handle o
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -22,7 +23,6 @@ from corro.torch.compression import NoneCompressor
 
 # Op and factors of an allreduce.
 Numbers = tuple[int, float, float]
-Rate = Callable[[torch.Tensor], float]
 
 
 class Way(Protocol):
@@ -38,22 +38,44 @@ class Way(Protocol):
         """Takes back what `remembered` gave, perhaps in another job."""
 
 
-def way_for(compression: Any, process_set: ProcessSet, numbers: Numbers, rate: Rate) -> Way | None:
+def way_for(compression: Any, process_set: ProcessSet, numbers: Numbers, rates: Rates) -> Way | None:
     """The way that `compression=` asks for, if Horovod does not have it."""
     own = custom.registered(compression)
     if own is not None:
         return Own(own, process_set, numbers)
     settings = settings_of(compression, NoneCompressor)
-    return None if settings is None else Codes(settings, process_set, numbers, rate)
+    return None if settings is None else Codes(settings, process_set, numbers, rates)
+
+
+class Rates:
+    """The learning rates of an optimizer's parameters; 0 for those that have none."""
+
+    def __init__(self) -> None:
+        self._optimizer: Callable[[], torch.optim.Optimizer | None] = lambda: None
+        # Its groups when they were last looked through, and which parameter is in which.
+        self._seen: list[dict[str, Any]] = []
+        self._group_of: dict[torch.Tensor, dict[str, Any]] = {}
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Without keeping it alive."""
+        self._optimizer = weakref.ref(optimizer)
+
+    def __call__(self, p: torch.Tensor) -> float:
+        optimizer = self._optimizer()
+        groups = optimizer.param_groups if optimizer is not None else []
+        # `load_state_dict` makes another list; `add_param_group` adds parameters that are not known yet.
+        if groups is not self._seen or p not in self._group_of:
+            self._seen, self._group_of = groups, {q: group for group in groups for q in group["params"]}
+        return float(self._group_of.get(p, {}).get("lr", 0.0))
 
 
 class Codes:
-    """The engine's codes. `rate` tells the learning rate of a parameter, 0 if it has none."""
+    """The engine's codes."""
 
-    def __init__(self, settings: Settings, process_set: ProcessSet, numbers: Numbers, rate: Rate) -> None:
-        self._settings, self._process_set, self._numbers, self._rate = settings, process_set, numbers, rate
+    def __init__(self, settings: Settings, process_set: ProcessSet, numbers: Numbers, rates: Rates) -> None:
+        self._settings, self._process_set, self._numbers, self._rates = settings, process_set, numbers, rates
         # The rates for which gradients were last compressed, by name.
-        self._rates: dict[str, float] = {}
+        self._last_rates: dict[str, float] = {}
         self._names: set[str] = set()
 
     def start(self, name: str, p: torch.Tensor, grad: torch.Tensor) -> int:
@@ -68,10 +90,10 @@ class Codes:
 
     def follow_rate(self, name: str, p: torch.Tensor) -> None:
         """What is owed was meant for the learning rate it comes from: with another, it must weigh as much."""
-        rate = self._rate(p)
-        before = self._rates.get(name, rate)
+        rate = self._rates(p)
+        before = self._last_rates.get(name, rate)
         if rate > 0:
-            self._rates[name] = rate
+            self._last_rates[name] = rate
         if rate > 0 and before not in (0.0, rate):
             _native.scale_compression(self._process_set.process_set_id, before / rate, [_engine_name(name)])
 

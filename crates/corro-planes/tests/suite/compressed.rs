@@ -73,6 +73,8 @@ fn sums_are_right_wherever_ranks_lie() {
         {
             for dtype in [DType::F32, DType::F64, DType::F16] {
                 let n = hosts.len();
+                // The result itself is rounded to half a unit of its last place: values here are below 2.
+                let tolerance = if dtype == DType::F16 { f32::max(tolerance, 5e-4) } else { tolerance };
                 let results = on_groups(hosts, move |group| {
                     let mut host = Host::default();
                     let batch: Vec<_> = (0..3).map(|i| agreed(i, dtype, text, ReduceOp::Average)).collect();
