@@ -155,6 +155,9 @@ def compression_state(set_id: int | None) -> dict[str, bytes]:
     """What compression remembers of tensors, by their names in the engine. None of them may be in flight."""
 
 def load_compression_state(set_id: int | None, states: dict[str, bytes]) -> None: ...
+def forget_compression(set_id: int | None, names: Sequence[str]) -> None:
+    """Forgets what is owed of these tensors."""
+
 def scale_compression(set_id: int | None, factor: float, names: Sequence[str]) -> None:
     """Multiplies what is owed of these tensors."""
 

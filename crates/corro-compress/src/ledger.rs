@@ -6,6 +6,9 @@ use corro_core::{Error, Result, codec};
 
 use crate::state::{Debt, Layout, State};
 
+/// A norm takes a pass over memory, so it is taken now and then.
+const CALLS_BETWEEN_LOOKS: u64 = 32;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Ledger {
@@ -26,7 +29,7 @@ pub struct Entry {
     pub sent_bytes: u64,
     /// Seconds that it took, waiting included. Of tensors that ran together, each has its share by size.
     pub seconds: f64,
-    /// The norm of what is still owed.
+    /// The norm of what is still owed; in [`Ledger::totals`], of what was owed when somebody last looked.
     pub residual_norm: f64,
 }
 
@@ -64,6 +67,11 @@ impl Ledger {
         old.into_debts().collect()
     }
 
+    /// Forgets what is owed of the tensors that `which` names.
+    pub fn forget(&mut self, which: impl Fn(&str) -> bool) {
+        self.states.retain(|name, _| !which(name));
+    }
+
     /// Whether nothing is remembered.
     pub fn is_empty(&self) -> bool {
         self.states.is_empty()
@@ -78,6 +86,9 @@ impl Ledger {
     pub fn note(&mut self, name: &str, compression: String, plain_bytes: u64, sent_bytes: u64, seconds: f64) {
         let entry = self.entries.entry(name.to_owned()).or_default();
         entry.compression = compression;
+        if entry.calls.is_multiple_of(CALLS_BETWEEN_LOOKS) {
+            entry.residual_norm = self.states.get(name).map_or(0.0, State::residual_norm);
+        }
         entry.calls += 1;
         entry.plain_bytes += plain_bytes;
         entry.sent_bytes += sent_bytes;
@@ -96,6 +107,19 @@ impl Ledger {
             .collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         all
+    }
+
+    /// All tensors together, cheaply: norms are as old as [`CALLS_BETWEEN_LOOKS`] makes them.
+    pub fn totals(&self) -> Entry {
+        let mut totals = Entry::default();
+        for entry in self.entries.values() {
+            totals.calls += entry.calls;
+            totals.plain_bytes += entry.plain_bytes;
+            totals.sent_bytes += entry.sent_bytes;
+            totals.seconds += entry.seconds;
+            totals.residual_norm = totals.residual_norm.hypot(entry.residual_norm);
+        }
+        totals
     }
 
     /// Multiplies what is owed of the tensors that `which` names.

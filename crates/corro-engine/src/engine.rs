@@ -384,7 +384,9 @@ impl Engine {
 
     /// What this rank's engine has counted so far.
     pub fn metrics(&self) -> Snapshot {
-        self.0.core.observers.metrics.snapshot(self.rank())
+        let mut snapshot = self.0.core.observers.metrics.snapshot(self.rank());
+        snapshot.compression = self.0.core.options.planes.ledgers().totals();
+        snapshot
     }
 
     /// Ends the job, for all ranks: what waits anywhere fails, and so does whatever comes later.

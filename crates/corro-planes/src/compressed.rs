@@ -215,8 +215,8 @@ impl<'a> Batch<'a> {
                 let share = len as f64 / total.max(1) as f64;
                 let plain = 2 * (hosts - 1) * len * tensor.dtype.size() / hosts;
                 let sent = (sent as f64 * share) as u64;
-                ledger.note(tensor.name, self.compression.to_string(), plain as u64, sent, seconds * share);
                 ledger.put(tensor.name, taken.state);
+                ledger.note(tensor.name, self.compression.to_string(), plain as u64, sent, seconds * share);
             }
         });
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use corro_compress::Ledger;
+use corro_compress::{Entry, Ledger};
 use corro_core::Rank;
 
 /// See the module. Clones are the same ledgers.
@@ -14,6 +14,19 @@ impl Ledgers {
     /// Calls `act` with the ledger of the set with these members. Not while a batch of it runs: then states are out of it.
     pub fn with<T>(&self, members: &[Rank], act: impl FnOnce(&mut Ledger) -> T) -> T {
         act(self.lock().entry(members.to_vec()).or_default())
+    }
+
+    /// What compression has done in all of them.
+    pub fn totals(&self) -> Entry {
+        let mut totals = Entry::default();
+        for one in self.lock().values().map(Ledger::totals) {
+            totals.calls += one.calls;
+            totals.plain_bytes += one.plain_bytes;
+            totals.sent_bytes += one.sent_bytes;
+            totals.seconds += one.seconds;
+            totals.residual_norm = totals.residual_norm.hypot(one.residual_norm);
+        }
+        totals
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Vec<Rank>, Ledger>> {

@@ -35,6 +35,11 @@ pub(crate) fn parse(text: &str) -> Result<Compression> {
     Ok(compression)
 }
 
+/// The same; an empty text says that there is none.
+pub(crate) fn parse_if_any(text: &str) -> Result<Option<Compression>> {
+    if text.is_empty() { Ok(None) } else { parse(text).map(Some) }
+}
+
 /// The same, written in full; an error if it can't be done. The second says whether it strays without bound.
 #[pyfunction]
 pub(crate) fn check_compression(py: Python<'_>, text: &str) -> PyResult<(String, bool, bool)> {
@@ -81,6 +86,15 @@ pub(crate) fn load_compression_state(
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let load = |ledger: &mut Ledger| states.into_iter().try_for_each(|(name, bytes)| ledger.load(&name, &bytes));
     engine(py)?.with_compression(set, load).and_then(|loaded| loaded).map_err(|error| exception(py, &error))
+}
+
+/// Forgets what is owed of these tensors.
+#[pyfunction]
+pub(crate) fn forget_compression(py: Python<'_>, set_id: Option<u32>, names: Vec<String>) -> PyResult<()> {
+    let set = set_id.ok_or_else(|| unregistered(py))?;
+    let names: HashSet<String> = names.into_iter().collect();
+    let forget = |ledger: &mut Ledger| ledger.forget(|name| names.contains(name));
+    engine(py)?.with_compression(set, forget).map_err(|error| exception(py, &error))
 }
 
 /// Multiplies what is owed of these tensors.

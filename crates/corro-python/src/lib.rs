@@ -51,7 +51,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::compression::{
-        check_compression, compression_report, compression_state, load_compression_state, scale_compression,
+        check_compression, compression_report, compression_state, forget_compression, load_compression_state,
+        scale_compression,
     };
     #[pymodule_export]
     use crate::departure::{leaving, thread_raised};

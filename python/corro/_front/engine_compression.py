@@ -5,8 +5,10 @@ The engine does the work (see `docs/design/compression.md`); here its settings a
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypedDict, cast
 
@@ -154,11 +156,11 @@ def settings_of(compression: Any, none: Any) -> Settings | None:
     `compression` is one for all, or a dictionary of patterns of names, of which the first that fits counts. `none` is the
     framework's word for "as it is".
     """
+    if isinstance(compression, str):
+        compression = named(compression)
     if isinstance(compression, EngineCompression):
         spec = compression.spec
         return lambda _name, _nbytes: spec
-    if isinstance(compression, str):
-        compression = named(compression)
     if isinstance(compression, Auto):
         return compression.setting
     if not isinstance(compression, Mapping):
@@ -187,8 +189,30 @@ def named(text: str) -> Auto | EngineCompression:
     return _auto if text == "auto" else EngineCompression(text)
 
 
+@functools.cache
+def of_spec(spec: str) -> EngineCompression:
+    """The compression with this setting."""
+    return EngineCompression(spec)
+
+
+def is_for_engine(compression: Any) -> bool:
+    """Whether the engine is to compress: then `setting_for` says how. Else it is a class as Horovod knows them."""
+    if isinstance(compression, Mapping):
+        raise ValueError(
+            "a dictionary chooses a compression by the names of parameters: give it to DistributedOptimizer or to the "
+            "like of it. An operation takes one compression for all of its tensors."
+        )
+    return isinstance(compression, EngineCompression | Auto | str)
+
+
+def name_apart(name: str, shapes: Iterable[Sequence[int | None]]) -> str:
+    """A name that tells a model's gradients from those of others: what is kept of a tensor is kept by its name."""
+    text = repr([tuple(shape) for shape in shapes])
+    return f"{name}.{zlib.crc32(text.encode()):08x}"
+
+
 def setting_for(compression: EngineCompression | Auto | str, name: str | None, nbytes: int) -> str | None:
-    """The setting for one tensor. What is kept of a tensor is kept by its name, so it must have one."""
+    """The setting for the tensors of an operation. What is kept of a tensor is kept by its name, so it must have one."""
     chosen = named(compression) if isinstance(compression, str) else compression
     spec = chosen.setting(name or "", nbytes) if isinstance(chosen, Auto) else chosen.spec
     if spec is not None and name is None and "feedback=yes" in spec:
@@ -209,6 +233,26 @@ class CompressionEntry(TypedDict):
     ratio: float
     seconds: float
     residual_norm: float
+
+
+def compression_state(process_set: ProcessSet = global_process_set) -> dict[str, bytes]:
+    """What compression remembers of each tensor, by name, on this rank: save it beside the model, on every rank.
+
+    `corro.torch.DistributedOptimizer` has it in its `state_dict()`.
+
+    Example:
+        >>> state = hvd.compression_state()
+    """
+    return _native.compression_state(process_set.process_set_id)
+
+
+def load_compression_state(state: Mapping[str, bytes], process_set: ProcessSet = global_process_set) -> None:
+    """Takes back what `compression_state` gave on this rank, perhaps in another job.
+
+    Example:
+        >>> hvd.load_compression_state(hvd.compression_state())
+    """
+    _native.load_compression_state(process_set.process_set_id, dict(state))
 
 
 def compression_report(process_set: ProcessSet = global_process_set) -> dict[str, CompressionEntry]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from corro._front import basics
 from corro._front.arguments import Average, Sum, set_size
+from corro._front.compression import NoneCompressor
+from corro._front.engine_compression import name_apart, of_spec, settings_of
 from corro._front.process_sets import ProcessSet
 from corro.common.util import split_list
 
@@ -83,6 +86,8 @@ class Reducer:
         self.process_set = process_set
         self._numbers = (op, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
         self._compression = compression
+        # How the engine compresses each, if it does.
+        self._settings = settings_of(compression, NoneCompressor)
         self.sparse_as_dense = sparse_as_dense
         self._groups = groups
         self._scale_local = scale_local_gradients
@@ -138,16 +143,35 @@ class Reducer:
                 gradients[i] = self.backend.allreduce_sparse(
                     gradient, name, self._numbers[0], self._compression, self.process_set
                 )
-        for group in self._grouped(shared, variables, lambda i: str(gradients[i].dtype)):
-            name = f"{self.name}.{common_name(variables[group[0]], group[0])}"
+        base = self.name
+        if self._settings is not None:
+            base = name_apart(base, (variable.shape for variable in variables))
+
+        def kind(i: int) -> tuple[str, str]:
+            dtype = str(gradients[i].dtype)
+            return dtype, self._spec(variables[i], dtype)
+
+        for group in self._grouped(shared, variables, kind):
+            name = f"{base}.{common_name(variables[group[0]], group[0])}"
             tensors = [gradients[i] for i in group]
-            reduced = self.backend.grouped_allreduce(tensors, name, *self._numbers, self._compression, self.process_set)
+            compression = self._compression
+            if self._settings is not None:
+                spec = kind(group[0])[1]
+                compression = of_spec(spec) if spec else NoneCompressor
+            reduced = self.backend.grouped_allreduce(tensors, name, *self._numbers, compression, self.process_set)
             for i, tensor in zip(group, reduced, strict=True):
                 gradients[i] = tensor
         return gradients
 
-    def _grouped(self, shared: list[int], variables: Sequence[Any], dtype: Callable[[int], str]) -> list[list[int]]:
-        """The indices of the gradients that go together: as asked for, but of one dtype each."""
+    def _spec(self, variable: Any, dtype: str) -> str:
+        """How the engine compresses the gradient of a variable; "" for not at all."""
+        if self._settings is None or "float" not in dtype:
+            return ""
+        size = 2 if "16" in dtype else 8 if "64" in dtype else 4
+        return self._settings(getattr(variable, "path", variable.name), math.prod(variable.shape) * size) or ""
+
+    def _grouped(self, shared: list[int], variables: Sequence[Any], kind: Callable[[int], Any]) -> list[list[int]]:
+        """The indices of the gradients that go together: as asked for, but of one kind each."""
         if self._groups is None:
             parts = [shared]
         elif isinstance(self._groups, int):
@@ -159,8 +183,8 @@ class Reducer:
                 parts[number.get(same_variable(variables[i]), len(self._groups))].append(i)
         result: list[list[int]] = []
         for part in parts:
-            by_dtype: dict[str, list[int]] = {}
+            by_kind: dict[Any, list[int]] = {}
             for i in part:
-                by_dtype.setdefault(dtype(i), []).append(i)
-            result += by_dtype.values()
+                by_kind.setdefault(kind(i), []).append(i)
+            result += by_kind.values()
         return result

@@ -10,6 +10,7 @@ import numpy as np
 
 import corro.numpy as hvd
 from corro._front.arguments import Average
+from corro._front.engine_compression import is_for_engine
 from corro._front.process_sets import ProcessSet, global_process_set
 
 
@@ -38,6 +39,11 @@ class Values:
         op: int | None,
         compression: Any,
     ) -> Any:
+        if is_for_engine(compression):
+            raise ValueError(
+                f"hvd.allreduce of a value takes Compression.none, fp16 or bf16, not {compression!r}: the engine compresses "
+                "gradients, for which it is given to DistributedOptimizer."
+            )
         packed, context = compression.compress(self._tensor(value))
         reduced = hvd.allreduce(
             as_array(self._keras, packed),

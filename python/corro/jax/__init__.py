@@ -30,6 +30,7 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
+from corro._front.engine_compression import compression_report, compression_state, load_compression_state
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro._front.watching import log
 from corro.jax import data, elastic
@@ -98,6 +99,8 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "compression_report",
+    "compression_state",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -115,6 +118,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "load_compression_state",
     "local_rank",
     "local_size",
     "log",

@@ -11,6 +11,7 @@ Parameters of the primitive:
 | `kind` | allreduce, reduce (an allreduce whose result only the root gets; others get zeros), broadcast, allgather, ... |
 | `name` | by which ranks find each other, or None |
 | `set_id`, `op`, `prescale`, `postscale`, `root`, `splits` | as for the engine |
+| `compression` | how the engine compresses what goes between hosts; "" for not at all |
 | `rows` | of each result, where that has other rows than its argument |
 | `back` | for what flows back through each array: how many rows it has of (or for) each rank |
 """
@@ -51,6 +52,7 @@ def collective(
     splits: Sequence[int] = (),
     rows: Sequence[int] = (),
     back: Sequence[Sequence[int]] = (),
+    compression: str = "",
 ) -> list[Any]:
     """One call for all of the arrays."""
     return collective_p.bind(
@@ -65,6 +67,7 @@ def collective(
         splits=tuple(int(split) for split in splits),
         rows=tuple(int(row) for row in rows),
         back=tuple(tuple(int(row) for row in each) for each in back),
+        compression=compression,
     )
 
 
@@ -105,7 +108,7 @@ def _lower(
 ) -> Any:
     module = ctx.module_context
     fields = [kind, *(params[key] for key in ("set_id", "op", "prescale", "postscale", "root"))]
-    fields += [_local_devices(module.axis_context), ",".join(map(str, params["splits"]))]
+    fields += [_local_devices(module.axis_context), ",".join(map(str, params["splits"])), params["compression"]]
     fields += [_site(module, kind if len(arrays) == 1 else f"grouped_{kind}", name)]
     # On several devices each makes the call, with all values. XLA wants no side effects of what all devices do; names are
     # enough there to keep calls from being merged.
@@ -170,6 +173,7 @@ def _jvp(primals: Any, tangents: Any, *, kind: str, op: int, name: str | None, *
         return results, outward
     chosen = [tangents[i] for i in moving]
     named = name and f"{name}.tangent"
+    params["compression"] = ""  # a derivative is not what a compression gets better with time
     if kind in ("allreduce", "reducescatter") and op not in (Sum, Average):
         values = [primals[i] for i in moving], [results[i] for i in moving]
         chosen = _nonlinear(chosen, *values, op, named, params)

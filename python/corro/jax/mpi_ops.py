@@ -18,6 +18,7 @@ from corro import _native
 from corro._errors import HorovodInternalError
 from corro._front import arguments, waiting
 from corro._front.arguments import Adasum, Average, Max, Min, Product, Sum
+from corro._front.engine_compression import is_for_engine, setting_for
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.jax import _constants
 from corro.jax._eager import collective, set_number
@@ -75,13 +76,35 @@ def allreduce(
     """
     op = arguments.reduction(op, average, process_set)
     leaves, structure = _leaves(tensor)
+    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
+    if is_for_engine(compression):
+        whole = _compressed(leaves, name, compression, process_set, {"op": op, **scales})
+        return jax.tree_util.tree_unflatten(structure, whole)
     packed = [compression.compress(leaf) for leaf in leaves]
     for leaf, _ in packed:
         _check_reducible(leaf, op)
-    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
     reduced = collective("allreduce", [leaf for leaf, _ in packed], name, process_set, op=op, **scales)
     whole = [compression.decompress(leaf, context) for leaf, (_, context) in zip(reduced, packed, strict=True)]
     return jax.tree_util.tree_unflatten(structure, whole)
+
+
+def _compressed(
+    leaves: list[Any], name: str | None, compression: Any, process_set: ProcessSet, numbers: dict[str, Any]
+) -> list[Any]:
+    """Leaves that the engine compresses; those that are no floating-point numbers go as they are, in a call of their own."""
+    floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    others = [i for i in range(len(leaves)) if i not in set(floats)]
+    nbytes = sum(leaves[i].size * leaves[i].dtype.itemsize for i in floats)
+    spec = setting_for(compression, name, nbytes) if floats else None
+    _constants.used("how fast links are")
+    results = list(leaves)
+    for places, how, called in ((floats, spec or "", name), (others, "", name and f"{name}.others")):
+        for i in places:
+            _check_reducible(leaves[i], numbers["op"])
+        reduced = collective("allreduce", [leaves[i] for i in places], called, process_set, compression=how, **numbers)
+        for i, leaf in zip(places, reduced, strict=True):
+            results[i] = leaf
+    return results
 
 
 def grouped_allreduce(

@@ -33,6 +33,7 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
+from corro._front.engine_compression import compression_report, compression_state, load_compression_state
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._front.watching import log
@@ -66,6 +67,8 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "ccl_built",
+    "compression_report",
+    "compression_state",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -77,6 +80,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "load_compression_state",
     "load_model",
     "local_rank",
     "local_size",

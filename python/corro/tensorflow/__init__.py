@@ -11,6 +11,7 @@ except ImportError as error:
     ) from error
 
 from corro._front.basics import elastic_enabled
+from corro._front.engine_compression import compression_report, compression_state, load_compression_state
 from corro._front.watching import log
 from corro.tensorflow import _gradients, elastic
 from corro.tensorflow._dense import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
@@ -112,6 +113,8 @@ __all__ = [
     "broadcast_variables",
     "ccl_built",
     "check_num_rank_power_of_2",
+    "compression_report",
+    "compression_state",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -130,6 +133,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "load_compression_state",
     "local_rank",
     "local_rank_op",
     "local_size",

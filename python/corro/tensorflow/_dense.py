@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from corro._front import arguments
 from corro._front.arguments import Adasum, Average, Sum
+from corro._front.engine_compression import is_for_engine, setting_for
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.tensorflow.compression import Compression
 from corro.tensorflow.mpi_ops import (
@@ -47,6 +48,13 @@ def _sparse_allreduce(
     return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
 
 
+def _spec(compression: Any, name: str | None, tensors: list[Any]) -> str:
+    """How the engine is to compress these, which are of one dtype; "" for not at all."""
+    # Where a graph does not know a shape, "auto" takes the tensor for a small one.
+    nbytes = sum((tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors)
+    return setting_for(compression, name, nbytes) or ""
+
+
 @as_it_is
 def allreduce(
     tensor: Any,
@@ -79,6 +87,12 @@ def allreduce(
         with on_device(device_sparse):
             return _sparse_allreduce(tensor, op, scaled, name, process_set, ignore_name_scope)
     with on_device(device_dense):
+        if is_for_engine(compression):
+            tensor = tf.convert_to_tensor(tensor)
+            spec = _spec(compression, name, [tensor])
+            return _allreduce(
+                *(tensor, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set, spec)
+            )
         packed, context = compression.compress(tf.convert_to_tensor(tensor))
         reduced = _allreduce(packed, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
         return compression.decompress(reduced, context)
@@ -121,6 +135,13 @@ def grouped_allreduce(
     if not dense:
         return results
     with on_device(device_dense):
+        if is_for_engine(compression):
+            whole = [tf.convert_to_tensor(tensors[i]) for i in dense]
+            spec = _spec(compression, name, whole)
+            reduced = _grouped_allreduce(whole, name, op, *scaling, ignore_name_scope, process_set, spec)
+            for i, tensor in zip(dense, reduced, strict=True):
+                results[i] = tensor
+            return results
         packed = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
         reduced = _grouped_allreduce(
             *([tensor for tensor, _ in packed], name, op, *scaling, ignore_name_scope, process_set)

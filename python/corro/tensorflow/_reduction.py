@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from corro._front.arguments import Adasum, Average
 from corro._front.basics import elastic_enabled, rocm_built
+from corro._front.engine_compression import Settings, name_apart, of_spec, settings_of
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.common.util import split_list
 from corro.tensorflow._dense import allreduce, grouped_allreduce
@@ -77,6 +78,8 @@ class Reduction:
         if gradient_predivide_factor != 1.0:
             self.options["prescale_factor"] = 1.0 / gradient_predivide_factor
             self.options["postscale_factor"] = gradient_predivide_factor
+        # How the engine compresses each, if it does.
+        self.settings = settings_of(compression, Compression.none)
         self.sparse_as_dense = sparse_as_dense
         self.groups = groups
         self.process_set = process_set
@@ -113,7 +116,10 @@ class Reduction:
                 if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
                     results[i] = tf.convert_to_tensor(gradient)
         for group in self._groups(mine, variables, results):
-            self._reduce(results, group, generic_names)
+            if self.settings is None:
+                self._reduce(results, group, self.options, "grad" if generic_names else None)
+            else:
+                self._reduce_compressed(results, group, variables, self.settings)
         if mine and self.options["op"] != Adasum:
             shared = [variables[i] for i in mine if hasattr(variables[i], "assign")]
             if shared:
@@ -147,21 +153,40 @@ class Reduction:
         dense = [i for i in mine if not isinstance(gradients[i], tf.IndexedSlices)]
         return [[i] for i in slices] + ([dense] if dense else [])
 
-    def _reduce(self, gradients: list[Any], group: list[int], generic_names: bool) -> None:
+    def _reduce_compressed(
+        self, gradients: list[Any], group: list[int], variables: Sequence[Any], settings: Settings
+    ) -> None:
+        """In as many parts as there are ways to compress. What is kept of a gradient is kept by its name: it has the same
+        in each step, and other models have others.
+        """
+        base = name_apart("gradients", (variable.shape for variable in variables))
+        parts: dict[str | None, list[int]] = {}
+        for i in group:
+            gradient = gradients[i]
+            is_dense_float = gradient.dtype.is_floating and not isinstance(gradient, tf.IndexedSlices)
+            nbytes = (gradient.shape.num_elements() or 0) * gradient.dtype.size if is_dense_float else 0
+            spec = settings(str(_name_of(variables[i])), nbytes) if is_dense_float else None
+            parts.setdefault(spec, []).append(i)
+        for spec, part in parts.items():
+            how = Compression.none if spec is None else of_spec(spec)
+            self._reduce(gradients, part, {**self.options, "compression": how}, base)
+
+    def _reduce(self, gradients: list[Any], group: list[int], options: dict[str, Any], base: str | None) -> None:
+        """By names that begin with `base`, if it is given."""
         named: dict[str, Any] = {}
-        if generic_names:
-            named = {"name": f"grad_{group[0]}", "ignore_name_scope": True}
+        if base is not None:
+            named = {"name": f"{base}_{group[0]}", "ignore_name_scope": True}
         if len(group) == 1:
             i = group[0]
-            gradients[i] = allreduce(gradients[i], **self.options, **named)
+            gradients[i] = allreduce(gradients[i], **options, **named)
             return
         # A group is of one dtype; what has another one is a group of its own.
         by_dtype: dict[Any, list[int]] = {}
         for i in group:
             by_dtype.setdefault(gradients[i].dtype, []).append(i)
         for indices in by_dtype.values():
-            if generic_names:
-                named["name"] = f"grad_{indices[0]}"
-            reduced = grouped_allreduce([gradients[i] for i in indices], **self.options, **named)
+            if base is not None:
+                named["name"] = f"{base}_{indices[0]}"
+            reduced = grouped_allreduce([gradients[i] for i in indices], **options, **named)
             for i, gradient in zip(indices, reduced, strict=True):
                 gradients[i] = gradient

@@ -46,14 +46,20 @@ def refuse(what: str) -> None:
 
 
 def allreduce(
-    tensor: Any, name: str | None, op: int, prescale_factor: float, postscale_factor: float, process_set: Any
+    tensor: Any,
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: Any,
+    compression: str = "",
 ) -> Any:
     """An allreduce in a compiled function; its gradient is the same allreduce."""
 
     @tf.custom_gradient
     def call(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
-        reduced = _call("allreduce", tensor, name, op, (prescale_factor, postscale_factor), process_set)
         scaling = (prescale_factor, postscale_factor)
+        reduced = _call("allreduce", tensor, name, op, scaling, process_set, compression)
         return reduced, lambda grad: allreduce(tf.cast(grad, tensor.dtype), None, op, *scaling, process_set)
 
     return call(tensor)
@@ -74,7 +80,15 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Any) -
     return call(tensor)
 
 
-def _call(kind: str, tensor: Any, name: str | None, which: int, factors: tuple[float, float], process_set: Any) -> Any:
+def _call(
+    kind: str,
+    tensor: Any,
+    name: str | None,
+    which: int,
+    factors: tuple[float, float],
+    process_set: Any,
+    compression: str = "",
+) -> Any:
     from tensorflow.compiler.tf2xla.python import xla
 
     problem = _native.tensorflow_xla_problem()
@@ -98,7 +112,7 @@ def _call(kind: str, tensor: Any, name: str | None, which: int, factors: tuple[f
     # As other ranks know it. Unlike nodes, custom calls have no names of their own.
     called = tf.compat.v1.get_default_graph().unique_name(name or f"{kind}_{tensor.name.replace(':', '_')}")
     dims = ",".join(str(dim) for dim in tensor.shape)
-    fields = (kind, _DTYPES[tensor.dtype.name], which, *factors, int(number), dims, f"xla.{kind}.{called}")
+    fields = (kind, _DTYPES[tensor.dtype.name], which, *factors, int(number), dims, compression, f"xla.{kind}.{called}")
     (result,) = xla.custom_call_v2(
         _TARGET,
         [tensor],

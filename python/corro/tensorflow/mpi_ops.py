@@ -198,16 +198,18 @@ def _allreduce(
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
     process_set: AnySet = global_process_set,
+    compression: str = "",
 ) -> Any:
     """An allreduce of a dense tensor."""
     tensor = _tensor(tensor)
     if _xla.compiling():
-        return _xla.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
+        return _xla.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set, compression)
     return library.horovod_allreduce(
         tensor,
         reduce_op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
+        compression=compression,
         **_where(process_set),
         **_called("HorovodAllreduce", name, [tensor], ignore_name_scope),
     )
@@ -222,13 +224,16 @@ def _grouped_allreduce(
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
     process_set: AnySet = global_process_set,
+    compression: str = "",
 ) -> list[Any]:
     """Allreduces of dense tensors of one dtype that complete together."""
     tensors = [_tensor(tensor) for tensor in tensors]
     if _xla.compiling():
         # Compiled code runs them one after the other anyway.
         return [
-            _xla.allreduce(tensor, name and f"{name}_{i}", op, prescale_factor, postscale_factor, process_set)
+            _xla.allreduce(
+                tensor, name and f"{name}_{i}", op, prescale_factor, postscale_factor, process_set, compression
+            )
             for i, tensor in enumerate(tensors)
         ]
     return library.horovod_grouped_allreduce(
@@ -236,6 +241,7 @@ def _grouped_allreduce(
         reduce_op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
+        compression=compression,
         **_where(process_set),
         **_called("HorovodGroupedAllreduce", name, tensors, ignore_name_scope),
     )

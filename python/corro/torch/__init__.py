@@ -11,7 +11,7 @@ except ImportError as error:
     ) from error
 
 from corro._front.basics import before_waiting as _before_waiting
-from corro._front.engine_compression import compression_report
+from corro._front.engine_compression import compression_report, compression_state, load_compression_state
 from corro._front.process_sets import (
     ProcessSet,
     add_process_set,
@@ -140,6 +140,7 @@ __all__ = [
     "broadcast_parameters",
     "ccl_built",
     "compression_report",
+    "compression_state",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -160,6 +161,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "load_compression_state",
     "local_rank",
     "local_size",
     "log",

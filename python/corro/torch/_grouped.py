@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from corro._front.arguments import Average, non_empty, reduction, require_rows, scatter_reduction
+from corro._front.engine_compression import is_for_engine, setting_for
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._native import wait
 from corro.torch import _autograd, _compiled, _eager
@@ -39,9 +40,11 @@ def grouped_allreduce(
         [tensor([2.]), tensor([2., 2.])]
     """
     op = reduction(op, average, process_set)
+    numbers = (op, prescale_factor, postscale_factor)
+    if is_for_engine(compression):
+        return _compressed(list(non_empty(tensors)), name, compression, numbers, process_set)
     packed = [compression.compress(tensor) for tensor in non_empty(tensors)]
     inputs = [tensor for tensor, _ in packed]
-    numbers = (op, prescale_factor, postscale_factor)
     if torch.compiler.is_compiling():
         reduced = _compiled.grouped_allreduce(inputs, process_set, name, *numbers)
     elif _differentiable(inputs):
@@ -49,6 +52,18 @@ def grouped_allreduce(
     else:
         reduced = wait(_eager.group_into_new_async("allreduce", inputs, process_set, name, *numbers))
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, packed, strict=True)]
+
+
+def _compressed(
+    tensors: list[torch.Tensor],
+    name: str | None,
+    compression: Any,
+    numbers: tuple[int, float, float],
+    process_set: ProcessSet,
+) -> list[torch.Tensor]:
+    """Compressed by the engine: not differentiated, as only gradients are."""
+    spec = setting_for(compression, name, sum(tensor.nbytes for tensor in tensors))
+    return list(wait(_eager.group_into_new_async("allreduce", tensors, process_set, name, *numbers, spec)))
 
 
 def grouped_allreduce_async(

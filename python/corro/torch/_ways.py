@@ -6,6 +6,7 @@ A way begins to reduce a gradient, and says what is to be waited for: a handle o
 from __future__ import annotations
 
 import ctypes
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -69,6 +70,10 @@ class Rates:
         return float(self._group_of.get(p, {}).get("lr", 0.0))
 
 
+# Whose a tensor is of which something is owed, by the engine's names.
+_owners: weakref.WeakValueDictionary[str, Codes] = weakref.WeakValueDictionary()
+
+
 class Codes:
     """The engine's codes."""
 
@@ -78,11 +83,26 @@ class Codes:
         self._last_rates: dict[str, float] = {}
         self._names: set[str] = set()
 
+    def _own(self, name: str) -> None:
+        """What is owed of a tensor is kept by its name, so it must be this optimizer's, and not another's."""
+        if _owners.get(name) is self:
+            return
+        _native.forget_compression(self._process_set.process_set_id, [name])
+        if name in self._names:
+            warnings.warn(
+                f"two optimizers compress a parameter called {name.removeprefix('allreduce.')!r} in turn, and what one "
+                "leaves out is lost for it. Give them names that differ: DistributedOptimizer(..., named_parameters="
+                '(("other." + name, p) for name, p in model.named_parameters())).',
+                stacklevel=2,
+            )
+        _owners[name] = self
+        self._names.add(name)
+
     def start(self, name: str, p: torch.Tensor, grad: torch.Tensor) -> int:
         """Each by its own name: by that the engine knows what it still owes of it. It batches them by itself."""
         code = self._settings(name, grad.nbytes) if grad.is_floating_point() else None
         if code is not None:
-            self._names.add(_engine_name(name))
+            self._own(_engine_name(name))
             self.follow_rate(name, p)
         return _eager.in_place_async(
             "allreduce", grad, self._process_set, name, *self._numbers, 0, None, code, keep=storage
@@ -108,6 +128,7 @@ class Codes:
         if basics.is_initialized():
             saved = {name: _bytes(state.cpu().contiguous()) for name, state in states.items()}
             self._names.update(saved)
+            _owners.update(dict.fromkeys(saved, self))
             _native.load_compression_state(self._process_set.process_set_id, saved)
 
 

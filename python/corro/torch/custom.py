@@ -20,6 +20,15 @@ class OwnCompressor:
 
     With `combine = "sum"` codes are added up, and the sum is decompressed: for codes that are linear. With "gather" all
     ranks get all codes, decompress each, and add those up. With `feedback` what a code leaves out is added the next time.
+
+    Example:
+        >>> class Signs(hvd.OwnCompressor):
+        ...     def compress(self, values, state):
+        ...         return values.sign().to(torch.int8)
+        ...
+        ...     def decompress(self, code, state, shape):
+        ...         return 0.01 * code.float()
+        >>> hvd.register_compressor("signs", Signs())
     """
 
     combine = "gather"
@@ -81,7 +90,17 @@ CommHook = Callable[[Any, "GradBucket"], Future]
 
 
 class GradBucket:
-    """What a communication hook is given: a gradient, as torch's DDP does; here each has its own."""
+    """What a communication hook is given: a gradient, as torch's DDP does; here each has its own.
+
+    Example:
+        >>> def in_half(state, bucket: hvd.GradBucket):
+        ...     future = hvd.allreduce_future(bucket.buffer().half(), name=f"half.{bucket.index()}")
+        ...     return future.then(lambda future: future.value().float())
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        >>> optimizer.register_comm_hook(None, in_half)
+    """
 
     def __init__(self, parameter: torch.Tensor, gradient: torch.Tensor, index: int, is_last: bool) -> None:
         self._parameter, self._gradient, self._index, self._is_last = parameter, gradient, index, is_last

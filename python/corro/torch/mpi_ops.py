@@ -26,7 +26,6 @@ from corro._front.arguments import (
     scatter_reduction,
     set_size,
 )
-from corro._front.auto_compression import Auto
 from corro._front.basics import (
     ccl_built,
     cross_rank,
@@ -51,7 +50,7 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
-from corro._front.engine_compression import EngineCompression, setting_for
+from corro._front.engine_compression import is_for_engine, setting_for
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._front.waiting import barrier, poll, synchronize
 from corro.common.basics import HorovodBasics
@@ -153,7 +152,7 @@ def allreduce(
         tensor([2., 4.])
     """
     op = reduction(op, average, process_set)
-    if isinstance(compression, EngineCompression | Auto | str):
+    if is_for_engine(compression):
         spec = setting_for(compression, name, tensor.nbytes)
         numbers = (op, prescale_factor, postscale_factor, 0, None, spec)
         if tensor.requires_grad and torch.is_grad_enabled():

@@ -504,3 +504,21 @@ def test_elastic_training_resumes_where_it_was_committed():
     again = [(1, 0), (1, 1), (1, 2)]
     assert batches == [*done, *again, (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3)]
     assert_same_on_all(state_of(model))
+
+
+def test_gradients_are_compressed_by_the_engine():
+    """One bit says little of a value; but the sum of many steps is right, if what is left out is added the next time."""
+    rules = {"*bias*": hvd.Compression.none, "*": hvd.Compression.onebit(block=32, inside=True)}
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), compression=rules)
+    kernel = keras.Variable(np.zeros(64, "float32"), name="kernel")
+    bias = keras.Variable(np.zeros(3, "float32"), name="bias")
+    of_rank = [np.random.default_rng(rank).uniform(-1, 1, 64).astype("float32") for rank in range(hvd.size())]
+    for _ in range(50):
+        optimizer.apply([tensor(of_rank[hvd.rank()]), tensor(np.full(3, hvd.rank() + 1.0, "float32"))], [kernel, bias])
+    np.testing.assert_allclose(array(bias), np.full(3, -0.5 * ranks().mean()), rtol=1e-4)
+    np.testing.assert_allclose(array(kernel), -0.5 * np.mean(of_rank, axis=0), atol=0.12)
+    if hvd.size() > 1:
+        entries = hvd.compression_report()
+        assert any(entry["compression"].startswith("onebit") for entry in entries.values()), entries
+    with pytest.raises(ValueError, match="DistributedOptimizer"):
+        hvd.allreduce(1.0, name="value", compression=hvd.Compression.int8())

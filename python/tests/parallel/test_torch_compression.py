@@ -113,19 +113,41 @@ def test_models_learn_and_stay_alike(name):
 
 def test_names_choose():
     rules = {"*.bias": hvd.Compression.none, "0.*": ALL["onebit"], "*": ALL["int8"]}
-    before = {name: entry["calls"] for name, entry in hvd.compression_report().items()}
+    earlier = hvd.compression_report()
+    before = {name: entry["calls"] for name, entry in earlier.items()}
     train(rules, steps=3)
     report = hvd.compression_report()
     if hvd.size() > 1:
         assert report["0.weight"]["compression"].startswith("onebit")
         assert report["0.weight"]["calls"] == before.get("0.weight", 0) + 3
-        assert report["0.weight"]["ratio"] > 2
+        bytes_before = earlier.get("0.weight", {"plain_bytes": 0, "sent_bytes": 0})
+        plain = report["0.weight"]["plain_bytes"] - bytes_before["plain_bytes"]
+        assert plain > 2 * (report["0.weight"]["sent_bytes"] - bytes_before["sent_bytes"])
         assert {name for name in report if name.endswith(".bias")} == {
             name for name in before if name.endswith(".bias")
         }
         assert all(report[name]["calls"] == calls for name, calls in before.items() if name.endswith(".bias"))
     with pytest.raises(ValueError, match="by name"):
         train({"*": hvd.Compression.fp16})
+
+
+def test_a_text_says_the_same():
+    net, _ = train("onebit block=32 inside=yes", steps=3)
+    same, _ = train(ALL["onebit"], steps=3)
+    torch.testing.assert_close(net.state_dict(), same.state_dict(), rtol=0, atol=0)
+    pair = hvd.grouped_allreduce([torch.ones(3), torch.ones(2)], name="pair", op=hvd.Sum, compression=ALL["int8"])
+    torch.testing.assert_close(pair[0], torch.full((3,), float(hvd.size())), rtol=0.02, atol=0)
+    with pytest.raises(ValueError, match="by the names of parameters"):
+        hvd.allreduce(torch.ones(3), name="x", compression={"*": ALL["int8"]})
+
+
+def test_optimizers_keep_what_they_owe_apart():
+    """One after the other they begin anew; in turn, by the same names, they can't, and that is said."""
+    first, _one = train(ALL["onebit"], steps=2)
+    again, _other = train(ALL["onebit"], steps=2)
+    torch.testing.assert_close(first.state_dict(), again.state_dict(), rtol=0, atol=0)
+    with pytest.warns(UserWarning, match="two optimizers"):
+        loss_of(first, torch.ones(2, 4)).backward()
 
 
 def test_what_is_owed_is_saved_and_loaded():

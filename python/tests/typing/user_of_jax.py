@@ -101,3 +101,12 @@ def elastic(state: hvd.elastic.JaxState, epochs: int) -> int:
 
 def goes_on(x: jax.Array) -> None:
     assert_type(elastic(hvd.elastic.JaxState(params={"w": x}, epoch=0), 3), int)
+
+
+def fewer_bytes(params: dict[str, jax.Array]) -> None:
+    hvd.DistributedOptimizer(optax.sgd(0.1), compression={"*": hvd.Compression.int8(block=128)})
+    assert_type(hvd.compression_report()["weight"]["ratio"], float)
+    hvd.load_compression_state(hvd.compression_state())
+    hvd.LocalSGD(params, every=4).step(params)
+    hvd.DiLoCo(params, hvd.Nesterov(0.7, 0.9), every=4).step(params)
+    hvd.Gossip(params).settle(params)

@@ -101,3 +101,8 @@ def elastic(model: keras.Model) -> None:
     state.epoch = 3
     assert_type(elastic_training(state, epochs=10), float)
     tf_hvd.elastic.KerasState(model, epoch=0).commit()
+
+
+def fewer_bytes() -> None:
+    assert_type(hvd.compression_report()["weight"]["ratio"], float)
+    hvd.load_compression_state(hvd.compression_state())

@@ -117,3 +117,8 @@ def elastic(model: tf.keras.Model, weights: list[tf.Variable]) -> None:
         state.check_host_updates()
     except hvd.HorovodInternalError as error:
         print(error)
+
+
+def fewer_bytes() -> None:
+    assert_type(hvd.compression_report()["weight"]["ratio"], float)
+    hvd.load_compression_state(hvd.compression_state())

@@ -150,3 +150,32 @@ def as_a_function(rate: float) -> float:
 
 def start() -> None:
     assert_type(horovod.run(as_a_function, args=(0.1,), num_proc=2), list[float])
+
+
+class Halves(hvd.OwnCompressor):
+    def compress(self, values: torch.Tensor, state: Any) -> torch.Tensor:
+        return values.half()
+
+    def decompress(self, code: torch.Tensor, state: Any, shape: torch.Size) -> torch.Tensor:
+        return code.float()
+
+
+def fewer_bytes(model: torch.nn.Module) -> None:
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    rules = {"*.bias": hvd.Compression.none, "*": hvd.Compression.int8(block=128)}
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), compression=rules)
+    assert_type(hvd.compression_report()["weight"]["ratio"], float)
+    hvd.load_compression_state(hvd.compression_state())
+    hvd.register_compressor("halves", Halves())
+
+    def hook(state: None, bucket: hvd.GradBucket) -> Any:
+        return hvd.allreduce_future(bucket.buffer()).then(lambda future: future.value())
+
+    optimizer.register_comm_hook(None, hook)
+    hvd.OneBitAdam(model.named_parameters(), lr=0.001, freeze=100).step()
+    with hvd.LocalSGD(model, plain, every=4) as local:
+        assert_type(local.steps, int)
+    with hvd.DiLoCo(model, plain, every=4, outer=hvd.Nesterov(0.7, 0.9), compression="int8") as diloco:
+        assert_type(diloco.state_dict(), dict[str, Any])
+    with hvd.Gossip(model, plain) as gossip:
+        gossip.settle()

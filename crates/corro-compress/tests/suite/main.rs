@@ -2,6 +2,9 @@
 
 mod bad_input;
 mod conservation;
+mod counter_examples;
 mod identities;
 mod memory;
-mod regressions;
+mod regression;
+
+mod unbiased;

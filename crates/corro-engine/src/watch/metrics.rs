@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use corro_agreement::request::Kind;
 use corro_core::{Rank, ReduceOp};
-use corro_planes::HOST;
+use corro_planes::{CompressionEntry, HOST};
 
 /// What is counted with one number. Times are nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -220,12 +220,13 @@ impl Metrics {
             latency_nanos: read(&self.latency_nanos),
             queue_depth: read(&self.queue_depth),
             last_gear_change: self.last_gear_change.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone(),
+            compression: CompressionEntry::default(),
         }
     }
 }
 
 /// The counters at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
     /// Whose.
     pub rank: Rank,
@@ -239,6 +240,8 @@ pub struct Snapshot {
     pub queue_depth: u64,
     /// Why the gear last changed; empty if it never did.
     pub last_gear_change: String,
+    /// What compression has done with all tensors; nothing by default.
+    pub compression: CompressionEntry,
 }
 
 impl Snapshot {
@@ -327,6 +330,7 @@ pub fn prometheus(ranks: &[Snapshot]) -> String {
             let _ = writeln!(page, "{name}{{rank=\"{}\",plane=\"{plane}\"}} {n}", r.rank);
         }
     }
+    compression(&mut page, ranks);
     head(&mut page, "corro_queue_depth", "Tensors submitted and not yet done.", "gauge");
     for r in ranks {
         let _ = writeln!(page, "corro_queue_depth{{rank=\"{}\"}} {}", r.rank, r.queue_depth);
@@ -344,6 +348,25 @@ pub fn prometheus(ranks: &[Snapshot]) -> String {
         let _ = writeln!(page, "{name}_count{{rank=\"{}\"}} {below}", r.rank);
     }
     page
+}
+
+/// What compression has done, if any rank has compressed anything.
+fn compression(page: &mut String, ranks: &[Snapshot]) {
+    if ranks.iter().all(|r| r.compression.calls == 0) {
+        return;
+    }
+    let mut show = |name: &str, help: &str, kind: &str, of: fn(&CompressionEntry) -> f64| {
+        head(page, name, help, kind);
+        for r in ranks {
+            let _ = writeln!(page, "{name}{{rank=\"{}\"}} {}", r.rank, of(&r.compression));
+        }
+    };
+    show("corro_compression_plain_bytes_total", "Bytes that would have left the host uncompressed.", "counter", |c| {
+        c.plain_bytes as f64
+    });
+    show("corro_compression_sent_bytes_total", "Bytes that left the host instead.", "counter", |c| c.sent_bytes as f64);
+    show("corro_compression_seconds_total", "Time in compressed collectives.", "counter", |c| c.seconds);
+    show("corro_compression_residual_norm", "Norm of what is still owed, lately.", "gauge", |c| c.residual_norm);
 }
 
 fn head(page: &mut String, name: &str, help: &str, kind: &str) {
@@ -446,7 +469,10 @@ mod tests {
         metrics.set_queue_depth(3);
         metrics.completed([1_500, u64::MAX / 4, 1_500].map(Duration::from_nanos));
         metrics.completed([]);
-        let snapshot = metrics.snapshot(Rank::new(3));
+        let mut snapshot = metrics.snapshot(Rank::new(3));
+        assert!(!snapshot.prometheus().contains("compression"), "nobody asked for any");
+        snapshot.compression =
+            CompressionEntry { calls: 1, plain_bytes: 400, sent_bytes: 100, residual_norm: 0.5, ..Default::default() };
         assert_eq!(snapshot.of(&Kind::Allgather), (3, 4096));
         assert_eq!(snapshot.get(Count::GearChanges), 108);
         assert_eq!((snapshot.latency(0.5), snapshot.latency(1.0)), (Some(2048e-9), None));
@@ -460,6 +486,9 @@ mod tests {
             (r#"corro_plane_batches_total{rank="3",plane="host"}"#, 106.0),
             (r#"corro_plane_batches_total{rank="3",plane="nccl"}"#, 2.0),
             (r#"corro_plane_batches_total{rank="3",plane="cuda-ipc"}"#, 1.0),
+            (r#"corro_compression_plain_bytes_total{rank="3"}"#, 400.0),
+            (r#"corro_compression_sent_bytes_total{rank="3"}"#, 100.0),
+            (r#"corro_compression_residual_norm{rank="3"}"#, 0.5),
             (r#"corro_queue_depth{rank="3"}"#, 3.0),
             (r#"corro_ticket_latency_seconds_bucket{rank="3",le="0.000001024"}"#, 0.0),
             (r#"corro_ticket_latency_seconds_bucket{rank="3",le="0.000002048"}"#, 2.0),

@@ -59,7 +59,7 @@ impl Ranges {
             Step::Negotiated => end(timeline, &mut open.timeline),
             Step::Start(op) => open.timeline = Some(timeline.start(&format!("{op} {name}"))),
             Step::Begin(activity) => open.activities.push(activities.start(&format!("{activity} {name}"))),
-            Step::BeginOn(activity, plane) => {
+            Step::BeginOn(activity, plane, _) => {
                 open.activities.push(activities.start(&format!("{activity} {name} ({plane})")));
             }
             Step::End => end(activities, &mut open.activities.pop()),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use corro_agreement::matching::Agreed;
 use corro_agreement::node::Gear;
 use corro_agreement::request::Request;
-use corro_core::{Error, Rank, Result};
+use corro_core::{Compression, Error, Rank, Result};
 use corro_planes::HOST;
 
 use super::clock::Estimate;
@@ -121,11 +121,12 @@ impl Observers {
         if self.is_watched() {
             let mut steps = self.steps();
             for tensor in agreed {
+                let how = tensor.kind.compression().map(Compression::name);
                 if planned {
                     steps.take(&tensor.name, now, Step::Negotiated);
                 }
                 steps.take(&tensor.name, now, Step::Start(tensor.kind.name()));
-                steps.take(&tensor.name, now, Step::BeginOn(activity::collective(&tensor.kind), plane));
+                steps.take(&tensor.name, now, Step::BeginOn(activity::collective(&tensor.kind), plane, how));
             }
         }
     }
@@ -168,6 +169,7 @@ impl Observers {
             name: ran.agreed[0].name.clone(),
             what: ran.agreed[0].kind.name(),
             plane: ran.plane,
+            compression: ran.agreed[0].kind.compression().map_or("", Compression::name),
             set: ran.set,
             start: ran.began,
             end: ran.ended,

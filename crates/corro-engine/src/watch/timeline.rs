@@ -91,8 +91,8 @@ pub enum Step {
     Start(&'static str),
     /// An [`activity`] of the operation begins. Activities nest.
     Begin(&'static str),
-    /// The same, of the activity that is the collective itself: by which plane.
-    BeginOn(&'static str, &'static str),
+    /// The same, of the activity that is the collective itself: by which plane, and how it compresses.
+    BeginOn(&'static str, &'static str, Option<&'static str>),
     /// The activity that began last ends.
     End,
     /// The operation has succeeded.
@@ -207,8 +207,9 @@ impl<W: Write + Seek + Send> Sink<Event> for HorovodTrace<W> {
             Step::Negotiate(kind) => begin(&format!("NEGOTIATE_{kind}")),
             Step::RankReady(rank) => format!(r#"{{"ph":"X","name":"{rank}","ts":{ts},"pid":{pid},"dur":0}}"#),
             Step::Start(what) | Step::Begin(what) => begin(what),
-            Step::BeginOn(what, plane) => {
-                format!(r#"{{"ph":"B","name":"{what}","ts":{ts},"pid":{pid},"args":{{"plane":"{plane}"}}}}"#)
+            Step::BeginOn(what, plane, compression) => {
+                let how = compression.map_or_else(String::new, |how| format!(r#","compression":"{how}""#));
+                format!(r#"{{"ph":"B","name":"{what}","ts":{ts},"pid":{pid},"args":{{"plane":"{plane}"{how}}}}}"#)
             }
             Step::Negotiated | Step::End | Step::Failed => format!(r#"{{"ph":"E","ts":{ts},"pid":{pid}}}"#),
             Step::Done(dtype, shape) => {
@@ -448,7 +449,7 @@ mod tests {
             (17, Step::Start("ALLREDUCE")),
             (18, Step::Begin(activity::MEMCPY_IN_FUSION_BUFFER)),
             (19, Step::End),
-            (20, Step::BeginOn("CORRO_ALLREDUCE", "host")),
+            (20, Step::BeginOn("CORRO_ALLREDUCE", "host", Some("int8"))),
             (29, Step::End),
             (30, Step::Done(DType::F32, Shape(vec![2, 3]))),
         ] {
@@ -469,7 +470,7 @@ mod tests {
             {"ph":"B","name":"ALLREDUCE","ts":17,"pid":1},
             {"ph":"B","name":"MEMCPY_IN_FUSION_BUFFER","ts":18,"pid":1},
             {"ph":"E","ts":19,"pid":1},
-            {"ph":"B","name":"CORRO_ALLREDUCE","ts":20,"pid":1,"args":{"plane":"host"}},
+            {"ph":"B","name":"CORRO_ALLREDUCE","ts":20,"pid":1,"args":{"plane":"host","compression":"int8"}},
             {"ph":"E","ts":29,"pid":1},
             {"ph":"E","ts":30,"pid":1,"args":{"dtype":"float32","shape":"[2, 3]"}},
             {"ph":"i","name":"CYCLE_START","ts":31,"s":"g"}]"#,

@@ -30,6 +30,8 @@ pub struct Span {
     pub what: &'static str,
     /// By which plane.
     pub plane: &'static str,
+    /// How it compressed; empty if it did not.
+    pub compression: &'static str,
     /// The process set.
     pub set: u32,
     /// When it began.
@@ -156,11 +158,12 @@ impl<W: Write + Seek + Send> Sink<Note> for ShardWriter<W> {
 }
 
 fn span_record(span: &Span, rank: Rank) -> String {
-    let Span { name, what, plane, set, start, end, bytes, tensors, gear } = span;
+    let Span { name, what, plane, compression, set, start, end, bytes, tensors, gear } = span;
     let (ts, dur) = (Micros(start.as_nanos() as i128), Micros(end.saturating_sub(*start).as_nanos() as i128));
     let name = escape(name);
+    let how = if compression.is_empty() { String::new() } else { format!(r#","compression":"{compression}""#) };
     format!(
-        r#"{SPAN}{ts},"dur":{dur},"pid":{rank},"tid":{set},"name":"{what}","args":{{"name":"{name}","bytes":{bytes},"tensors":{tensors},"gear":"{gear}","plane":"{plane}"}}}}"#
+        r#"{SPAN}{ts},"dur":{dur},"pid":{rank},"tid":{set},"name":"{what}","args":{{"name":"{name}","bytes":{bytes},"tensors":{tensors},"gear":"{gear}","plane":"{plane}"{how}}}}}"#
     )
 }
 
@@ -191,7 +194,18 @@ mod tests {
 
     fn span(name: &str, start: u64, end: u64) -> Span {
         let (name, start, end) = (name.into(), Duration::from_nanos(start), Duration::from_nanos(end));
-        Span { name, what: "ALLREDUCE", plane: "host", set: 0, start, end, bytes: 40_000, tensors: 1, gear: "plan" }
+        Span {
+            name,
+            what: "ALLREDUCE",
+            plane: "host",
+            compression: "",
+            set: 0,
+            start,
+            end,
+            bytes: 40_000,
+            tensors: 1,
+            gear: "plan",
+        }
     }
 
     fn merged(shards: &[PathBuf]) -> (Merged, Vec<Value>) {

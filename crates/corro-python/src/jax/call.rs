@@ -6,11 +6,11 @@ use std::ffi::{c_int, c_void};
 
 use std::sync::Arc;
 
-use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Result, Shape};
+use corro_core::{Buffer, Compression, DType, Error, Rank, ReduceOp, Result, Shape};
 use corro_cuda::{Event, Span, Stream, driver};
 use corro_engine::{Device, Kind, Memory, Output, Submission};
 
-use crate::{gpu, large_pages};
+use crate::{compression, gpu, large_pages};
 
 use super::ffi::{Attributes, Buffers, CallFrame, RawBuffer, STRING, Text, U8};
 
@@ -25,6 +25,7 @@ pub(super) struct Wanted {
     postscale: f64,
     root: i64,
     splits: Vec<usize>,
+    compression: Option<Compression>,
     /// On how many devices of this process the program runs, each with the same values.
     pub(super) devices: usize,
 }
@@ -42,10 +43,10 @@ impl Wanted {
         Self::parse(&text)
     }
 
-    /// From `kind;set;op;prescale;postscale;root;devices;split,split,...;name`.
+    /// From `kind;set;op;prescale;postscale;root;devices;split,split,...;compression;name`.
     fn parse(text: &str) -> Result<Self> {
         let wrong = || Error::Bug(format!("a call from XLA with the text {text:?}"));
-        let mut fields = text.splitn(9, ';');
+        let mut fields = text.splitn(10, ';');
         let mut next = || fields.next().ok_or_else(wrong);
         let number = |text: &str| text.parse::<i64>().map_err(|_| wrong());
         let factor = |text: &str| text.parse::<f64>().map_err(|_| wrong());
@@ -62,6 +63,7 @@ impl Wanted {
                 .filter(|split| !split.is_empty())
                 .map(|split| split.parse().map_err(|_| wrong()))
                 .collect::<Result<_>>()?,
+            compression: compression::parse_if_any(next()?)?,
             name: next()?.to_owned(),
         })
     }
@@ -79,7 +81,10 @@ impl Wanted {
     fn kind(&self) -> Result<Kind> {
         let (prescale, postscale) = (self.prescale.to_bits(), self.postscale.to_bits());
         Ok(match self.kind.as_str() {
-            "allreduce" => Kind::Allreduce { op: self.op()?, prescale, postscale, compression: None },
+            "allreduce" => {
+                let compression = self.compression;
+                Kind::Allreduce { op: self.op()?, prescale, postscale, compression }
+            }
             "reduce" => Kind::Allreduce { op: ReduceOp::Sum, prescale, postscale, compression: None },
             "reducescatter" => Kind::Reducescatter { op: self.op()?, prescale, postscale },
             "allgather" => Kind::Allgather,

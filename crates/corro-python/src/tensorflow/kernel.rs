@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Shape};
+use corro_core::{Buffer, Compression, DType, Error, Rank, ReduceOp, Shape};
 use corro_engine::{Device, Kind, Memory, Outcome, Output, Submission};
 
 use super::api::Tensor;
@@ -15,7 +15,7 @@ use super::node::{Attributes, Call};
 use super::ops::Op;
 use super::output_memory;
 use super::work_in_place::WorkInPlace;
-use crate::names;
+use crate::{compression, names};
 
 /// What a node says, read once.
 pub(super) struct Kernel {
@@ -27,6 +27,7 @@ pub(super) struct Kernel {
     reduce: i64,
     prescale: f64,
     postscale: f64,
+    compression: Option<Compression>,
     root: i64,
     pub(super) work_in_place: WorkInPlace,
     /// Somebody else has held the input, so that TensorFlow did not give it away: likely so the next time, and then memory
@@ -52,6 +53,7 @@ impl Kernel {
             reduce: node.integer(c"reduce_op")?.unwrap_or(1),
             prescale: node.factor(c"prescale_factor")?,
             postscale: node.factor(c"postscale_factor")?,
+            compression: compression::parse_if_any(&node.text(c"compression")?.unwrap_or_default())?,
             root: node.integer(c"root_rank")?.unwrap_or(0),
             work_in_place: WorkInPlace::default(),
             is_kept: AtomicBool::new(false),
@@ -75,7 +77,8 @@ impl Kernel {
         let (prescale, postscale) = (self.prescale.to_bits(), self.postscale.to_bits());
         Ok(match self.op {
             Op::Allreduce | Op::GroupedAllreduce => {
-                Kind::Allreduce { op: self.reduction()?, prescale, postscale, compression: None }
+                let compression = self.compression;
+                Kind::Allreduce { op: self.reduction()?, prescale, postscale, compression }
             }
             Op::Reducescatter | Op::GroupedReducescatter => {
                 let op = self.reduction()?;

@@ -54,6 +54,8 @@ const COUNT: &CStr = c"N: int >= 1";
 const REDUCE: &CStr = c"reduce_op: int = 1";
 const PRESCALE: &CStr = c"prescale_factor: float = 1.0";
 const POSTSCALE: &CStr = c"postscale_factor: float = 1.0";
+/// As `corro-compress` writes it; none by default.
+const COMPRESSION: &CStr = c"compression: string = ''";
 
 pub(super) const OPS: [Definition; 15] = [
     Definition {
@@ -61,7 +63,7 @@ pub(super) const OPS: [Definition; 15] = [
         name: c"HorovodAllreduce",
         inputs: &[c"tensor: T", SET],
         outputs: &[c"sum: T"],
-        attributes: &[NUMBERS, SETS, SET_ID, EAGER, NAME, SCOPE, REDUCE, PRESCALE, POSTSCALE],
+        attributes: &[NUMBERS, SETS, SET_ID, EAGER, NAME, SCOPE, REDUCE, PRESCALE, POSTSCALE, COMPRESSION],
         shape: same_shapes,
     },
     Definition {
@@ -69,7 +71,7 @@ pub(super) const OPS: [Definition; 15] = [
         name: c"HorovodGroupedAllreduce",
         inputs: &[c"tensors: N * T", SET],
         outputs: &[c"sum: N * T"],
-        attributes: &[NUMBERS, COUNT, SETS, SET_ID, EAGER, NAME, SCOPE, REDUCE, PRESCALE, POSTSCALE],
+        attributes: &[NUMBERS, COUNT, SETS, SET_ID, EAGER, NAME, SCOPE, REDUCE, PRESCALE, POSTSCALE, COMPRESSION],
         shape: same_shapes,
     },
     Definition {

@@ -13,6 +13,7 @@ use corro_core::{Buffer, DType, Error, Rank, ReduceOp, Shape};
 use corro_engine::{Device, Kind, Output, Submission};
 
 use super::failure::{Answer, Failure, engine, guarded};
+use crate::compression;
 
 /// By what compiled programs name the function; also in `corro/tensorflow/_xla.py`.
 const TARGET: &str = "corro_collective";
@@ -120,7 +121,7 @@ unsafe fn fail(status: *mut CallStatus, text: &str) {
     }
 }
 
-/// What the program says: `kind;dtype;op or root;prescale;postscale;set;dims;name`.
+/// What the program says: `kind;dtype;op or root;prescale;postscale;set;dims;compression;name`.
 struct Wanted {
     kind: Kind,
     dtype: DType,
@@ -132,7 +133,7 @@ struct Wanted {
 impl Wanted {
     fn parse(text: &str) -> Answer<Self> {
         let wrong = || Failure::from(Error::Bug(format!("a custom call with the text {text:?}")));
-        let mut fields = text.splitn(8, ';');
+        let mut fields = text.splitn(9, ';');
         let mut next = || fields.next().ok_or_else(wrong);
         let kind = next()?;
         let dtype = next()?.parse().ok().and_then(DType::from_id).ok_or_else(wrong)?;
@@ -142,13 +143,11 @@ impl Wanted {
         let set = next()?.parse().map_err(|_| wrong())?;
         let dims = next()?;
         let dims = dims.split(',').filter(|d| !d.is_empty()).map(str::parse).collect::<Result<_, _>>();
+        let compression = compression::parse_if_any(next()?)?;
         let kind = match kind {
-            "allreduce" => Kind::Allreduce {
-                op: ReduceOp::from_id(which).ok_or_else(wrong)?,
-                prescale,
-                postscale,
-                compression: None,
-            },
+            "allreduce" => {
+                Kind::Allreduce { op: ReduceOp::from_id(which).ok_or_else(wrong)?, prescale, postscale, compression }
+            }
             "broadcast" => Kind::Broadcast { root: Rank::new(usize::from(which)) },
             _ => return Err(wrong()),
         };
