@@ -35,8 +35,10 @@ def leg(switch: Switch, limit: Limit, hosts: int, ways: list[str], rounds: int) 
     secret = secrets.token_hex(32)
     ranks = []
     for host in range(hosts):
-        env = ["CORRO_SIZE=" + str(hosts), f"CORRO_RANK={host}", f"CORRO_SECRET={secret}", f"CORRO_HOSTNAME=h{host}"]
-        env += [f"CORRO_RENDEZVOUS={switch.address(0)}:47201", "CORRO_TIMEOUT=300"]
+        # As torchrun sets them: rank 0 serves the rendezvous store itself.
+        env = [f"RANK={host}", f"WORLD_SIZE={hosts}", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"]
+        env += [f"MASTER_ADDR={switch.address(0)}", "MASTER_PORT=47200"]
+        env += [f"CORRO_SECRET={secret}", f"CORRO_HOSTNAME=h{host}", "CORRO_TIMEOUT=300"]
         argv = ["env", *env, sys.executable, str(RANK), json.dumps(ways), str(rounds)]
         ranks.append(subprocess.Popen(switch.command(host, argv), stdout=subprocess.PIPE, text=True))
     try:

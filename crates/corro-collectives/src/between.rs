@@ -46,21 +46,33 @@ impl Group {
     /// Sums what the ranks of this host bring; a carrier gets the chunk of its seat. `chunks` are those of all seats, which lie
     /// one behind the other.
     pub fn sum_in_host(&mut self, seats: Seats, data: &[f32], chunks: &[Range<usize>], mine: &mut [f32]) -> Result<()> {
+        let chunks: Vec<Range<usize>> = chunks.iter().map(in_bytes).collect();
+        let (data, mine) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(mine));
+        self.reduce_in_host(seats, (DType::F32, ReduceOp::Sum), data, &chunks, mine)
+    }
+
+    /// The same, of any numbers and by any operation but Adasum and an average. `chunks` are in bytes.
+    pub fn reduce_in_host(
+        &mut self,
+        seats: Seats,
+        (dtype, op): (DType, ReduceOp),
+        data: &[u8],
+        chunks: &[Range<usize>],
+        mine: &mut [u8],
+    ) -> Result<()> {
         self.usable()?;
-        let how = Reduction::new(DType::F32, ReduceOp::Sum);
-        let bytes: Vec<Range<usize>> = chunks.iter().map(in_bytes).collect();
+        let how = Reduction::new(dtype, op);
         if seats.inside || self.channel.team.is_none() {
             let chunk = chunks.first().cloned().unwrap_or(0..0);
             mine.copy_from_slice(data.get(chunk).ok_or_else(outside)?);
             return Ok(());
         }
-        let end = bytes.last().map_or(0, |chunk| chunk.end);
+        let end = chunks.last().map_or(0, |chunk| chunk.end);
         self.begin(Collective::Reducescatter, Some(&how), end);
         self.guarded(|group| {
             let Some(team) = &mut group.channel.team else { return Ok(()) };
-            let all: Vec<Range<usize>> = (0..team.size()).map(|m| bytes.get(m).cloned().unwrap_or(end..end)).collect();
-            let arithmetic = Arithmetic { op: ReduceOp::Sum, dtype: DType::F32, factor: 1.0 };
-            let (data, mine) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(mine));
+            let all: Vec<Range<usize>> = (0..team.size()).map(|m| chunks.get(m).cloned().unwrap_or(end..end)).collect();
+            let arithmetic = Arithmetic { op, dtype, factor: 1.0 };
             direct::reducescatter(team, data, &all, mine, arithmetic, group.timeout)
         })
     }
@@ -73,21 +85,38 @@ impl Group {
         chunks: &[Range<usize>],
         all: &mut [f32],
     ) -> Result<()> {
+        let chunks: Vec<Range<usize>> = chunks.iter().map(in_bytes).collect();
+        self.spread_bytes_in_host(seats, bytemuck::cast_slice(mine), &chunks, bytemuck::cast_slice_mut(all))
+    }
+
+    /// The same, of bytes.
+    pub fn spread_bytes_in_host(
+        &mut self,
+        seats: Seats,
+        mine: &[u8],
+        chunks: &[Range<usize>],
+        all: &mut [u8],
+    ) -> Result<()> {
         self.usable()?;
         let chunk = seats.seat.and_then(|seat| chunks.get(seat)).cloned().unwrap_or(0..0);
         all.get_mut(chunk).ok_or_else(outside)?.copy_from_slice(mine);
         if seats.inside || self.channel.team.is_none() {
             return Ok(());
         }
-        let bytes: Vec<Range<usize>> = chunks.iter().map(in_bytes).collect();
-        let end = bytes.last().map_or(0, |chunk| chunk.end);
+        let end = chunks.last().map_or(0, |chunk| chunk.end);
         self.begin(Collective::Allgather, None, end);
         self.guarded(|group| {
             let Some(team) = &mut group.channel.team else { return Ok(()) };
             let places: Vec<Range<usize>> =
-                (0..team.size()).map(|m| bytes.get(m).cloned().unwrap_or(end..end)).collect();
-            direct::allgather(team, &places, bytemuck::cast_slice_mut(all), group.timeout)
+                (0..team.size()).map(|m| chunks.get(m).cloned().unwrap_or(end..end)).collect();
+            direct::allgather(team, &places, all, group.timeout)
         })
+    }
+
+    /// The members that carry the same part as this rank, one for each host; `None` if it doesn't carry.
+    pub fn counterparts(&self) -> Option<Vec<usize>> {
+        let subset = self.carriers.counterparts()?;
+        Some((0..subset.size()).map(|position| subset.member(position)).collect())
     }
 
     /// This carrier's counterparts; an error if it doesn't carry.

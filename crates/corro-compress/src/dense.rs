@@ -23,13 +23,19 @@ pub(crate) fn sum(
     compression: &Compression,
     codec: &Codec,
     parts: &mut [Part<'_>],
+    scratch: &mut Scratch,
 ) -> Result<usize> {
     let add_up = |code: &[u8], sum: &mut [f32]| codec.decode(code, Into::Add, sum);
-    run(peers, compression, codec, parts, add_up, |_, _, _| {})
+    run(peers, compression, codec, (parts, scratch), add_up, |_, _, _| {})
 }
 
 /// The sign that most have, as minus or plus the number of peers. Where as many have one as the other, chance decides.
-pub(crate) fn majority(peers: &mut impl Peers, compression: &Compression, parts: &mut [Part<'_>]) -> Result<usize> {
+pub(crate) fn majority(
+    peers: &mut impl Peers,
+    compression: &Compression,
+    parts: &mut [Part<'_>],
+    scratch: &mut Scratch,
+) -> Result<usize> {
     let codec = Codec::Signs { block: MAJORITY_BLOCK };
     let all = peers.size() as f32;
     let add_up = |code: &[u8], sum: &mut [f32]| {
@@ -39,7 +45,7 @@ pub(crate) fn majority(peers: &mut impl Peers, compression: &Compression, parts:
             *sum += sign(vote);
         }
     };
-    let sent = run(peers, compression, &codec, parts, add_up, |own, votes, key| {
+    let sent = run(peers, compression, &codec, (&mut *parts, scratch), add_up, |own, votes, key| {
         for (i, (votes, own)) in votes.iter_mut().zip(own).enumerate() {
             *votes += sign(*own);
             if *votes == 0.0 {
@@ -63,7 +69,7 @@ fn run(
     peers: &mut impl Peers,
     compression: &Compression,
     codec: &Codec,
-    parts: &mut [Part<'_>],
+    (parts, scratch): (&mut [Part<'_>], &mut Scratch),
     add_up: impl Fn(&[u8], &mut [f32]),
     finish: impl Fn(&[f32], &mut [f32], u64),
 ) -> Result<usize> {
@@ -72,27 +78,32 @@ fn run(
     let owned = steps.bytes(parts, me);
     let sends: Vec<usize> = (0..n).map(|owner| if owner == me { 0 } else { steps.bytes(parts, owner) }).collect();
     let receives: Vec<usize> = (0..n).map(|peer| if peer == me { 0 } else { owned }).collect();
-    let mut out = vec![0; sends.iter().sum()];
-    steps.encode(parts, &mut out);
-    let mut arrived = vec![0; owned * (n - 1)];
-    peers.exchange(&out, &sends, &mut arrived, &receives)?;
+    let Scratch { out, arrived, total, totals } = scratch;
+    out.resize(sends.iter().sum(), 0);
+    steps.encode(parts, out);
+    arrived.resize(owned * (n - 1), 0);
+    peers.exchange(out, &sends, arrived, &receives)?;
 
     let votes = matches!(compression.method, Method::Majority);
-    let mut total = vec![0; owned];
+    total.resize(owned, 0);
     let mut at = 0;
     for part in parts.iter_mut() {
         let chunk = steps.chunk(part, me);
         let len = codec.encoded_len(chunk.len());
         let key = part.state.key(part.name, Some(n + me));
+        // With feedback the sum begins with what the last one still owes, and ends as what this one will.
+        let mut sum = if steps.feedback { std::mem::take(&mut part.state.owned) } else { Vec::new() };
+        sum.resize(chunk.len(), 0.0);
         let own = &mut steps.brought(part)[chunk.clone()];
-        let mut sum = if votes { vec![0.0; own.len()] } else { own.to_vec() };
+        if !votes {
+            add(&mut sum, own);
+        }
         if owned > 0 {
             arrived.chunks_exact(owned).for_each(|one| add_up(&one[at..at + len], &mut sum));
         }
         finish(own, &mut sum, key);
         if steps.feedback {
             own.fill(0.0);
-            add(&mut sum, filled(&mut part.state.owned, chunk.len()));
         }
         codec.encode(&mut sum, key, chunk.start, steps.rest(), &mut total[at..at + len]);
         if steps.feedback {
@@ -102,10 +113,19 @@ fn run(
     }
 
     let counts: Vec<usize> = (0..n).map(|owner| steps.bytes(parts, owner)).collect();
-    let mut totals = vec![0; counts.iter().sum()];
-    peers.gather(&total, &counts, &mut totals)?;
-    steps.decode(&totals, parts);
+    totals.resize(counts.iter().sum(), 0);
+    peers.gather(total, &counts, totals)?;
+    steps.decode(totals, parts);
     Ok(out.len() + total.len() * (n - 1))
+}
+
+/// Memory for codes, kept from one batch to the next: new memory costs more than what is done with it.
+#[derive(Clone, Debug, Default)]
+pub struct Scratch {
+    out: Vec<u8>,
+    arrived: Vec<u8>,
+    total: Vec<u8>,
+    totals: Vec<u8>,
 }
 
 /// What does not change on the way.

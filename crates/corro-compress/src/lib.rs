@@ -30,6 +30,7 @@ mod state;
 use corro_core::compression::Method;
 use corro_core::{Compression, Error, Result};
 
+pub use dense::Scratch;
 pub use ledger::{Entry, Ledger, Taken};
 pub use part::Part;
 pub use peers::Peers;
@@ -43,7 +44,12 @@ use codec::Codec;
 ///
 /// # Errors
 /// Those of the peers; and if one of them has sent what can't be a code.
-pub fn allreduce(peers: &mut impl Peers, compression: &Compression, parts: &mut [Part<'_>]) -> Result<usize> {
+pub fn allreduce(
+    peers: &mut impl Peers,
+    compression: &Compression,
+    parts: &mut [Part<'_>],
+    scratch: &mut Scratch,
+) -> Result<usize> {
     compression.check()?;
     if let Some(part) = parts.iter().find(|part| part.state.layout.len != part.values.len()) {
         let (name, len, known) = (part.name, part.values.len(), part.state.layout.len);
@@ -62,8 +68,8 @@ pub fn allreduce(peers: &mut impl Peers, compression: &Compression, parts: &mut 
             let how = low_rank::LowRank { rank: rank as usize, start: u64::from(start), min_rate: min_rate.get() };
             low_rank::run(peers, compression, how, parts)
         }
-        Method::Majority => dense::majority(peers, compression, parts),
-        _ => dense::sum(peers, compression, &Codec::of(compression)?, parts),
+        Method::Majority => dense::majority(peers, compression, parts, scratch),
+        _ => dense::sum(peers, compression, &Codec::of(compression)?, parts, scratch),
     }?;
     for part in parts.iter_mut() {
         part.state.steps += 1;

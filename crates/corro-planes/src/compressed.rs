@@ -5,6 +5,8 @@
 //! all parts. The parts of a tensor depend on the ranks and hosts alone, not on what it is batched with, and so does what is
 //! remembered of them.
 //!
+//! Where each host has one rank, there is nothing to add up inside of it: then codes are made of tensors where they lie.
+//!
 //! If hosts or ranks are others than the last time, what is still owed of a tensor is added to what this rank brings.
 
 use std::ops::Range;
@@ -12,11 +14,19 @@ use std::time::Instant;
 
 use corro_agreement::matching::Agreed;
 use corro_collectives::{Between, Group, Seats};
-use corro_compress::{Debt, Layout, Part, Peers, Taken};
+use corro_compress::{Debt, Layout, Part, Peers, Scratch, Taken};
 use corro_core::shape::share;
 use corro_core::{Compression, DType, Error, Rank, ReduceOp, Result};
 
 use crate::ledgers::Ledgers;
+
+/// Memory that is kept from one batch to the next.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rooms {
+    all: Vec<f32>,
+    part: Vec<f32>,
+    codes: Scratch,
+}
 
 /// A batch under way.
 pub(crate) struct Batch<'a> {
@@ -36,17 +46,15 @@ struct Tensor<'a> {
     /// Rows of so many values; a vector has rows of one.
     columns: usize,
     is_matrix: bool,
+    /// How many values it has.
+    len: usize,
     bytes: &'a mut [u8],
 }
 
 impl Tensor<'_> {
-    fn len(&self) -> usize {
-        self.bytes.len() / self.dtype.size()
-    }
-
     /// What the carrier of a seat deals with: whole rows.
     fn part(&self, seats: usize, seat: usize) -> Range<usize> {
-        let rows = share(self.len().checked_div(self.columns).unwrap_or(0), seats, seat);
+        let rows = share(self.len.checked_div(self.columns).unwrap_or(0), seats, seat);
         rows.start * self.columns..rows.end * self.columns
     }
 
@@ -77,34 +85,80 @@ impl<'a> Batch<'a> {
         if is_matrix && rows * columns * dtype.size() != bytes.len() {
             return Err(Error::Bug(format!("tensor {name} has {} bytes, not {rows} x {columns}", bytes.len())));
         }
-        self.tensors.push(Tensor { name, dtype, columns, is_matrix, bytes });
+        let len = bytes.len() / dtype.size();
+        self.tensors.push(Tensor { name, dtype, columns, is_matrix, len, bytes });
         Ok(())
     }
 
     /// Sums all tensors over all members.
-    pub(crate) fn run(mut self, group: &mut Group, ledgers: &Ledgers) -> Result<()> {
+    pub(crate) fn run(mut self, group: &mut Group, ledgers: &Ledgers, rooms: &mut Rooms) -> Result<()> {
+        if self.seats.hosts == self.members.len() && self.tensors.iter().all(is_float_in_place) {
+            return self.run_in_place(group, ledgers, &mut rooms.codes);
+        }
         let began = Instant::now();
         let chunks = self.chunks();
-        let mut all = vec![0f32; chunks.last().map_or(0, |chunk| chunk.end)];
-        self.pack(&mut all);
-        let taken = self.take(ledgers, &mut all);
+        let Rooms { all, part, codes } = rooms;
+        all.resize(chunks.last().map_or(0, |chunk| chunk.end), 0.0);
+        self.pack(all);
+        let (mut taken, owed) = self.take(ledgers);
+        if !owed.is_empty() {
+            self.pay(&owed, all);
+        }
         let mine = self.seats.seat.and_then(|seat| chunks.get(seat)).cloned().unwrap_or(0..0);
-        let mut part = vec![0f32; mine.len()];
-        group.sum_in_host(self.seats, &all, &chunks, &mut part)?;
+        part.resize(mine.len(), 0.0);
+        group.sum_in_host(self.seats, all, &chunks, part)?;
         if let Some(seat) = self.seats.seat {
-            let (taken, sent) = self.between(group, seat, taken, &mut part)?;
+            let mut rest = &mut part[..];
+            let mut values = Vec::with_capacity(self.tensors.len());
+            for tensor in &self.tensors {
+                let (mine, after) = rest.split_at_mut(tensor.part(self.seats.count, seat).len());
+                values.push(mine);
+                rest = after;
+            }
+            let sent = self.between(group, seat, &mut taken, values, codes)?;
             self.put(ledgers, taken, sent, began.elapsed().as_secs_f64());
         }
-        group.spread_in_host(self.seats, &part, &chunks, &mut all)?;
-        let factor = match self.op {
+        group.spread_in_host(self.seats, part, &chunks, all)?;
+        if self.factor() != 1.0 {
+            corro_kernels::scale(DType::F32, bytemuck::cast_slice_mut(all), self.factor());
+        }
+        self.unpack(all);
+        Ok(())
+    }
+
+    /// The same where each rank is a host's only one, or counts as such, without a copy.
+    fn run_in_place(mut self, group: &mut Group, ledgers: &Ledgers, codes: &mut Scratch) -> Result<()> {
+        let began = Instant::now();
+        let (mut taken, owed) = self.take(ledgers);
+        let (prescale, factor) = (self.prescale, self.factor());
+        let mut places: Vec<&mut [u8]> =
+            self.tensors.iter_mut().map(|tensor| std::mem::take(&mut tensor.bytes)).collect();
+        if prescale != 1.0 {
+            for place in &mut places {
+                corro_kernels::scale(DType::F32, place, prescale);
+            }
+        }
+        let mut values: Vec<&mut [f32]> = places.iter_mut().map(|place| bytemuck::cast_slice_mut(place)).collect();
+        for (t, debt) in &owed {
+            let whole = 0..self.tensors[*t].len;
+            pay(debt, &whole, values[*t]);
+        }
+        let sent = self.between(group, 0, &mut taken, values, codes)?;
+        self.put(ledgers, taken, sent, began.elapsed().as_secs_f64());
+        if factor != 1.0 {
+            for place in &mut places {
+                corro_kernels::scale(DType::F32, place, factor);
+            }
+        }
+        Ok(())
+    }
+
+    /// What sums are multiplied by.
+    fn factor(&self) -> f64 {
+        match self.op {
             ReduceOp::Average => self.postscale / self.members.len() as f64,
             _ => self.postscale,
-        };
-        if factor != 1.0 {
-            corro_kernels::scale(DType::F32, bytemuck::cast_slice_mut(&mut all), factor);
         }
-        self.unpack(&all);
-        Ok(())
     }
 
     /// What the carriers of all seats deal with: the parts of all tensors, one behind the other.
@@ -152,9 +206,9 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Takes what is remembered of the tensors, and adds to `all` what is still owed from other times. A rank that doesn't
-    /// carry now may have done so then.
-    fn take(&self, ledgers: &Ledgers, all: &mut [f32]) -> Vec<Taken> {
+    /// Takes what is remembered of the tensors, and what is still owed of them from other times. A rank that doesn't carry
+    /// now may have done so then.
+    fn take(&self, ledgers: &Ledgers) -> (Vec<Taken>, Vec<(usize, Debt)>) {
         let ranks = self.members.len();
         let averaged = self.op == ReduceOp::Average;
         let (mut taken, mut owed): (Vec<Taken>, Vec<(usize, Debt)>) = (Vec::new(), Vec::new());
@@ -173,36 +227,36 @@ impl<'a> Batch<'a> {
                 taken.push(one);
             }
         });
-        if !owed.is_empty() {
-            let parts = self.parts();
-            for (t, debt) in owed {
-                parts
-                    .iter()
-                    .filter(|(of, ..)| *of == t)
-                    .for_each(|(_, part, place)| pay(&debt, part, &mut all[place.clone()]));
-            }
-        }
-        taken
+        (taken, owed)
     }
 
-    /// Sums this carrier's parts with its counterparts. Gives back what is remembered, and how many bytes were sent.
+    /// Adds to `all` what is owed of the tensors.
+    fn pay(&self, owed: &[(usize, Debt)], all: &mut [f32]) {
+        let parts = self.parts();
+        for (t, debt) in owed {
+            parts
+                .iter()
+                .filter(|(of, ..)| of == t)
+                .for_each(|(_, part, place)| pay(debt, part, &mut all[place.clone()]));
+        }
+    }
+
+    /// Sums this carrier's parts, whose values are given, with its counterparts. Gives how many bytes were sent.
     fn between(
         &self,
         group: &mut Group,
         seat: usize,
-        mut taken: Vec<Taken>,
-        mut values: &mut [f32],
-    ) -> Result<(Vec<Taken>, usize)> {
+        taken: &mut [Taken],
+        values: Vec<&mut [f32]>,
+        codes: &mut Scratch,
+    ) -> Result<usize> {
         let mut parts: Vec<Part<'_>> = Vec::with_capacity(taken.len());
-        for (tensor, taken) in self.tensors.iter().zip(&mut taken) {
-            let part = tensor.part(self.seats.count, seat);
-            let (mine, rest) = values.split_at_mut(part.len());
-            values = rest;
-            parts.push(Part { name: tensor.name, matrix: tensor.matrix(&part), values: mine, state: &mut taken.state });
+        for ((tensor, taken), values) in self.tensors.iter().zip(taken).zip(values) {
+            let matrix = tensor.matrix(&tensor.part(self.seats.count, seat));
+            parts.push(Part { name: tensor.name, matrix, values, state: &mut taken.state });
         }
         let mut peers = Counterparts(group.between(self.seats)?);
-        let bytes = corro_compress::allreduce(&mut peers, self.compression, &mut parts)?;
-        Ok((taken, bytes))
+        corro_compress::allreduce(&mut peers, self.compression, &mut parts, codes)
     }
 
     /// Remembers what is to be remembered, and notes what it has brought.
@@ -220,6 +274,11 @@ impl<'a> Batch<'a> {
             }
         });
     }
+}
+
+/// Whether codes can be made of a tensor where it lies.
+fn is_float_in_place(tensor: &Tensor<'_>) -> bool {
+    tensor.dtype == DType::F32 && bytemuck::try_cast_slice::<u8, f32>(tensor.bytes).is_ok()
 }
 
 /// Adds to tensors that are not compressed (any more) what is still owed of them. They will be multiplied by `prescale`.

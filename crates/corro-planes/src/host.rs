@@ -9,7 +9,7 @@ use corro_core::shape::share;
 use corro_core::{Compression, DType, Error, Rank, Result, Shape};
 use smallvec::{SmallVec, smallvec};
 
-use crate::compressed::{Batch, pay_debts};
+use crate::compressed::{Batch, Rooms, pay_debts};
 use crate::ledgers::Ledgers;
 use crate::memory::Memory;
 use crate::outcome::{Outcome, Outcomes};
@@ -24,12 +24,13 @@ pub const HOST: &str = "host";
 #[derive(Clone, Debug, Default)]
 pub struct Host {
     ledgers: Ledgers,
+    rooms: Rooms,
 }
 
 impl Host {
     /// With these ledgers for what compression remembers.
-    pub const fn new(ledgers: Ledgers) -> Self {
-        Self { ledgers }
+    pub fn new(ledgers: Ledgers) -> Self {
+        Self { ledgers, rooms: Rooms::default() }
     }
 }
 
@@ -85,7 +86,7 @@ pub(crate) fn run(
 
 impl Host {
     fn compressed(
-        &self,
+        &mut self,
         group: &mut Group,
         members: &[Rank],
         compression: &Compression,
@@ -124,7 +125,7 @@ impl Host {
         for (agreed, tensor) in agreed.iter().zip(tensors.iter_mut()) {
             batch.add(agreed, place(tensor)?)?;
         }
-        batch.run(group, &self.ledgers)?;
+        batch.run(group, &self.ledgers, &mut self.rooms)?;
         Ok(agreed.iter().zip(tensors).map(|(agreed, tensor)| tensor.outcome(agreed.shapes[0].clone())).collect())
     }
 }

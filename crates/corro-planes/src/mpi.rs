@@ -2,14 +2,18 @@
 //!
 //! What ranks agree on, and that one of them is lost, still goes over Corro's own connections: MPI itself would wait for a lost
 //! process for ever, or end all others. Before a batch that may be called off all members meet there.
+//!
+//! Where hosts have several ranks, a large allreduce is done inside of them first, in memory that their ranks share: of what is
+//! left, MPI has a part of each from counterparts on all hosts.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use corro_agreement::matching::Agreed;
-use corro_collectives::{Collective, Group, Reduction};
+use corro_collectives::{Collective, Group, Reduction, Seats};
 use corro_core::shape::share;
-use corro_core::{Deadline, Error, Rank, ReduceOp, Result};
+use corro_core::{DType, Deadline, Error, Rank, ReduceOp, Result};
 use corro_mpi::{Communicator, Mpi, Patience};
 use corro_transport::Withdrawal;
 
@@ -25,6 +29,8 @@ use crate::wire::Wire;
 pub(crate) const NAME: &str = "mpi";
 /// Tensors of a batch that are smaller travel together.
 const LARGE: usize = 1 << 20;
+/// From so many bytes on, hosts reduce what their ranks bring before MPI does.
+const BY_HOSTS: usize = 64 << 10;
 
 /// The row of the plane.
 #[derive(Debug, Default)]
@@ -67,9 +73,18 @@ impl Row for MpiRow {
         _device: Option<usize>,
     ) -> Result<Verdict<Box<dyn Plane>>> {
         let places: Vec<usize> = facts.iter().filter_map(|facts| facts.number(NAME)).map(|n| unpack(n).0).collect();
-        let made = started().and_then(|(mpi, world)| Ok((mpi, world.of_members(&places)?)));
+        let seats = group.seats(false);
+        let is_by_hosts = 1 < seats.hosts && seats.hosts < group.size();
+        let counterparts = group.counterparts().filter(|_| is_by_hosts);
+        let made = started().and_then(|(mpi, world)| {
+            let communicator = world.of_members(&places)?;
+            let across = counterparts.map(|members| communicator.of_members(&members)).transpose()?;
+            Ok((mpi, communicator, across))
+        });
         let verdict = agree(group, members, made)?;
-        Ok(verdict.map(|(mpi, communicator)| MpiPlane::boxed(mpi, communicator)))
+        Ok(verdict.map(|(mpi, communicator, across)| {
+            MpiPlane::boxed(mpi, communicator, is_by_hosts.then_some(Hosts { seats, across }))
+        }))
     }
 }
 
@@ -117,13 +132,23 @@ struct MpiPlane {
     /// Set when the job has ended: nobody waits for others any more.
     released: Arc<AtomicBool>,
     communicator: Communicator,
+    hosts: Option<Hosts>,
     /// For small tensors of a batch, which travel together.
     room: Vec<u8>,
+    /// For what this rank carries between hosts.
+    part: Vec<u8>,
+}
+
+/// Hosts of which some have several ranks.
+struct Hosts {
+    seats: Seats,
+    /// This rank's counterparts, if it carries.
+    across: Option<Communicator>,
 }
 
 impl MpiPlane {
-    fn boxed(mpi: Mpi, communicator: Communicator) -> Box<dyn Plane> {
-        Box::new(Self { mpi, released: Arc::default(), communicator, room: Vec::new() })
+    fn boxed(mpi: Mpi, communicator: Communicator, hosts: Option<Hosts>) -> Box<dyn Plane> {
+        Box::new(Self { mpi, released: Arc::default(), communicator, hosts, room: Vec::new(), part: Vec::new() })
     }
 }
 
@@ -145,10 +170,13 @@ impl Plane for MpiPlane {
         }
         let mut wire = MpiWire {
             communicator: &self.communicator,
+            hosts: self.hosts.as_ref(),
             room: &mut self.room,
+            part: &mut self.part,
             withdrawal: group.withdrawal(),
             released: &self.released,
             deadline: Deadline::after(group.timeout()),
+            group,
         };
         let ran = host::run(&mut wire, members, agreed, tensors, false);
         if ran.is_err() {
@@ -158,6 +186,7 @@ impl Plane for MpiPlane {
                 std::mem::forget(std::mem::take(tensor));
             }
             std::mem::forget(std::mem::take(&mut self.room));
+            std::mem::forget(std::mem::take(&mut self.part));
         }
         // Who is lost the group knows: it hears of it where MPI does not.
         ran.map_err(
@@ -175,8 +204,11 @@ impl Plane for MpiPlane {
 }
 
 struct MpiWire<'a> {
+    group: &'a mut Group,
     communicator: &'a Communicator,
+    hosts: Option<&'a Hosts>,
     room: &'a mut Vec<u8>,
+    part: &'a mut Vec<u8>,
     withdrawal: Withdrawal,
     released: &'a AtomicBool,
     deadline: Deadline,
@@ -188,6 +220,42 @@ impl MpiWire<'_> {
         let over = || self.withdrawal.is_set() || self.released.load(Ordering::SeqCst);
         let stop = || over().then_some(Error::Withdrawn);
         act(self.communicator, &Patience { deadline: self.deadline, stop: &stop })
+    }
+
+    /// An allreduce of one piece of memory, by hosts if it is large.
+    fn reduce(&mut self, kind: (DType, ReduceOp), input: Option<&[u8]>, place: &mut [u8]) -> Result<()> {
+        match self.hosts.filter(|_| place.len() >= BY_HOSTS) {
+            Some(hosts) => self.reduce_by_hosts(hosts, kind, input, place),
+            None => self.with(|mpi, patience| mpi.allreduce(kind, input, place, patience)),
+        }
+    }
+
+    fn reduce_by_hosts(
+        &mut self,
+        Hosts { seats, across }: &Hosts,
+        kind: (DType, ReduceOp),
+        input: Option<&[u8]>,
+        place: &mut [u8],
+    ) -> Result<()> {
+        let size = kind.0.size();
+        let in_bytes = |range: Range<usize>| range.start * size..range.end * size;
+        let chunks: Vec<Range<usize>> =
+            (0..seats.count).map(|seat| in_bytes(share(place.len() / size, seats.count, seat))).collect();
+        let mine = seats.seat.and_then(|seat| chunks.get(seat)).map_or(0, ExactSizeIterator::len);
+        let mut part = std::mem::take(self.part);
+        part.resize(mine, 0);
+        self.group.reduce_in_host(*seats, kind, input.unwrap_or(place), &chunks, &mut part)?;
+        if let Some(across) = across {
+            let ran = self.with(|_, patience| across.allreduce(kind, None, &mut part, patience));
+            if let Err(error) = ran {
+                // MPI may still write there: whoever hears of this keeps it.
+                *self.part = part;
+                return Err(error);
+            }
+        }
+        self.group.spread_bytes_in_host(*seats, &part, &chunks, place)?;
+        *self.part = part;
+        Ok(())
     }
 }
 
@@ -222,13 +290,13 @@ impl Wire for MpiWire<'_> {
         for tensor in tensors.iter_mut() {
             let (input, place) = tensor.parts();
             if alone || place.len() >= LARGE {
-                self.with(|mpi, patience| mpi.allreduce(kind, input, place, patience))?;
+                self.reduce(kind, input, place)?;
             } else {
                 room.extend_from_slice(input.unwrap_or(place));
             }
         }
         if !room.is_empty() {
-            self.with(|mpi, patience| mpi.allreduce(kind, None, &mut room, patience))?;
+            self.reduce(kind, None, &mut room)?;
         }
         let mut at = 0;
         for tensor in tensors.iter_mut() {

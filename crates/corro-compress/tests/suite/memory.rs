@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Barrier, Mutex};
 
-use corro_compress::{Layout, Ledger, Part, Peers, allreduce};
+use corro_compress::{Layout, Ledger, Part, Peers, Scratch, allreduce};
 use corro_core::{Compression, Result};
 
 /// One of several peers.
@@ -116,7 +116,7 @@ pub(crate) fn reduce(peers: &mut Member, ledger: &mut Ledger, compression: &Comp
         let matrix = <[usize; 2]>::try_from(&tensor.shape[..]).ok();
         parts.push(Part { name: &tensor.name, matrix, values: &mut tensor.values, state: &mut taken.state });
     }
-    allreduce(peers, compression, &mut parts).unwrap();
+    allreduce(peers, compression, &mut parts, &mut Scratch::default()).unwrap();
     drop(parts);
     for (tensor, taken) in tensors.iter().zip(taken) {
         ledger.put(&tensor.name, taken.state);

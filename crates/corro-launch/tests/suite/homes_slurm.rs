@@ -132,7 +132,10 @@ fn a_failing_rank_ends_the_job(cluster: &Cluster) {
     let mark = format!("fails-on-a-node-{}", std::process::id());
     let script = format!("corro run sh -c 'test $CORRO_RANK = 1 && exit 7; sleep 300' {mark}; echo code $?");
     let text = cluster.submit(&["-N2", "-n2"], &with_path(&script)).end();
-    assert!(text.contains("rank 1 on s2 exited with non-zero status: exit code 7") && text.contains("code 7"), "{text}");
+    assert!(
+        text.contains("rank 1 on s2 exited with non-zero status: exit code 7") && text.contains("code 7"),
+        "{text}"
+    );
     wait_until("nothing is left", HANG_LIMIT, || marked(&mark).is_empty());
     // A host that is no node of the job: who says so, and what to do.
     let text = cluster.submit(&["-N1"], &with_path("corro run -H nowhere:1 true")).end();

