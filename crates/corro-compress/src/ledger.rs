@@ -109,7 +109,7 @@ impl Ledger {
         all
     }
 
-    /// All tensors together, cheaply: norms are as old as [`CALLS_BETWEEN_LOOKS`] makes them.
+    /// All tensors together, cheaply: norms may be some calls old.
     pub fn totals(&self) -> Entry {
         let mut totals = Entry::default();
         for entry in self.entries.values() {
