@@ -91,7 +91,7 @@ fn ranks_of_two_hosts_meet_by_a_shared_directory() {
 fn a_cut_link_ends_the_job_and_names_the_host() {
     let Some(hosts) = hosts("a_cut_link_ends_the_job_and_names_the_host", 2) else { return };
     let mark = format!("corro-cut-{}", std::process::id());
-    let mut command = hosts.run_command(&["-H", &hosts.list(2), "--host-timeout", "2"]);
+    let mut command = hosts.run_command(&["-H", &hosts.list(2), "--host-timeout", "5"]);
     let running = Running::start(command.args([training(), "--steps", "1000000000"]).env("TEST_MARK", &mark));
     running.wait_for("loss");
     hosts.link(1, "down");
