@@ -287,7 +287,13 @@ impl Entry {
     }
 
     /// A change that the owner of this copy has made.
-    pub(crate) fn follow(&mut self, version: u64, number: u64, change: &Change, pushes: &[(WorkerId, u64)]) -> Result<()> {
+    pub(crate) fn follow(
+        &mut self,
+        version: u64,
+        number: u64,
+        change: &Change,
+        pushes: &[(WorkerId, u64)],
+    ) -> Result<()> {
         if number != self.change + 1 {
             return Err(Error::Malformed(format!("change {number} of {:?} after change {}", self.name, self.change)));
         }
@@ -308,7 +314,13 @@ impl Entry {
     }
 
     /// Takes a push; the error is for the worker.
-    pub(crate) fn push(&mut self, push: Push, consistency: Consistency, clocks: &Clocks, desk: &mut Desk) -> Result<()> {
+    pub(crate) fn push(
+        &mut self,
+        push: Push,
+        consistency: Consistency,
+        clocks: &Clocks,
+        desk: &mut Desk,
+    ) -> Result<()> {
         let known = self.applied.get(push.worker as usize).copied().unwrap_or(u64::MAX);
         if push.id <= known {
             desk.count("duplicates");
@@ -353,7 +365,10 @@ impl Entry {
                 desk.count("duplicates");
                 return Ok(());
             }
-            return Err(Error::Usage(format!("worker {} pushes {:?} twice in round {}", push.worker, self.name, push.clock)));
+            return Err(Error::Usage(format!(
+                "worker {} pushes {:?} twice in round {}",
+                push.worker, self.name, push.clock
+            )));
         }
         match self.rounds.any(push.clock) {
             Some(other) if other.rows.is_some() != push.rows.is_some() || other.rate != push.rate => {
@@ -426,7 +441,8 @@ impl Entry {
         match self.partner {
             Some(partner) => {
                 let Change { rows, rate, scale, .. } = *change;
-                let request = Request::Replica { key: self.key, version, change: self.change, rows, rate, scale, pushes };
+                let request =
+                    Request::Replica { key: self.key, version, change: self.change, rows, rate, scale, pushes };
                 desk.count("replicas sent");
                 desk.output.push(Output::Partner(partner, request, change.payload.clone()));
             }

@@ -99,7 +99,15 @@ pub enum Request {
     /// Keep this for me: I own it.
     Copy { setup: StoreSetup, key: Key, snapshot: Snapshot },
     /// It has changed by the payload, and is now this version.
-    Replica { key: Key, version: u64, change: u64, rows: Option<u32>, rate: Option<f32>, scale: f32, pushes: Vec<(WorkerId, u64)> },
+    Replica {
+        key: Key,
+        version: u64,
+        change: u64,
+        rows: Option<u32>,
+        rate: Option<f32>,
+        scale: f32,
+        pushes: Vec<(WorkerId, u64)>,
+    },
 }
 
 /// What a server says.
@@ -243,8 +251,10 @@ mod tests {
     #[test]
     fn frames_come_out_as_they_went_in_however_they_are_cut() {
         let mut random = corro_testing::Random::new(3);
-        let bytes: Vec<u8> =
-            frames().iter().flat_map(|(head, payload)| [encode(head, payload.len()).unwrap(), payload.clone()].concat()).collect();
+        let bytes: Vec<u8> = frames()
+            .iter()
+            .flat_map(|(head, payload)| [encode(head, payload.len()).unwrap(), payload.clone()].concat())
+            .collect();
         for _ in 0..50 {
             let (mut reader, mut rest, mut got) = (Reader::<Request>::default(), &bytes[..], Vec::new());
             while !rest.is_empty() {

@@ -12,7 +12,8 @@
 //! | [`consistency`] | who waits for whom (pure) |
 //! | [`optimizer`], [`table`] | the arithmetic on one part (pure) |
 //! | `entry`, [`shard`] | all decisions of a server (pure) |
-//! | `queue`, [`session`] | all decisions of a worker (pure) |
+//! | `queue`, `parts`, [`session`] | all decisions of a worker (pure) |
+//! | [`saving`] | what servers own, in a file |
 //! | [`server`], [`client`] | the same with sockets |
 //! | [`simulator`] | the pure parts in a world that goes wrong |
 //!
@@ -20,17 +21,22 @@
 
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod consistency;
 mod entry;
 pub mod frame;
 pub mod optimizer;
+mod parts;
 pub mod placement;
 mod queue;
+pub mod saving;
+pub mod server;
 pub mod session;
 pub mod shard;
 #[doc(hidden)]
 pub mod simulator;
 pub mod table;
+mod wire;
 pub mod words;
 
 pub use entry::Output;

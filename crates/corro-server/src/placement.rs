@@ -111,7 +111,9 @@ mod tests {
 
     #[test]
     fn parts_are_neither_short_nor_long_and_lose_nothing() {
-        for (rows, row_bytes, servers) in [(1 << 18, 64, 4), (3, 4, 4), (0, 4, 2), (1, 4, 1), (1_000_001, 256, 3), (25_000_000, 4, 8)] {
+        for (rows, row_bytes, servers) in
+            [(1 << 18, 64, 4), (3, 4, 4), (0, 4, 2), (1, 4, 1), (1_000_001, 256, 3), (25_000_000, 4, 8)]
+        {
             let parts = part_rows(rows, row_bytes, servers);
             assert_eq!(parts.iter().sum::<u64>(), rows);
             let longest = *parts.iter().max().unwrap() as usize * row_bytes;

@@ -5,16 +5,22 @@
 //! acknowledged ones are in the heir's copy). Of keys that they *sum*, the pushes of the round that is open and of the last
 //! one: another worker may still wait for that one's sum.
 
+mod losing;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use corro_core::{DType, Error, ReduceOp, Result};
+use corro_core::{DType, Error, Result};
 
 use crate::frame::{Request, Response, Snapshot, StoreSetup};
 use crate::optimizer::Optimizer;
+use crate::parts::{Cached, Named, Part};
 use crate::placement::{Loads, part_rows};
 use crate::queue::{Queue, URGENT};
+use crate::saving::{Saved, recut};
 use crate::shard::heir;
 use crate::words::{Consistency, Key, Layout, Payload, Rule, ServerId, WorkerId, name_id};
+
+pub use crate::parts::KeySpec;
 
 /// The answer to a question.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,61 +44,6 @@ struct Pending {
     payload: Payload,
     parts: Vec<(Key, Snapshot, Payload)>,
     answer: Option<Result<Answer>>,
-}
-
-/// A value that was read.
-#[derive(Clone, Debug)]
-struct Cached {
-    value: Payload,
-    version: u64,
-    min_clock: u64,
-}
-
-/// One part of a key.
-#[derive(Debug)]
-pub(crate) struct Part {
-    pub(crate) layout: Layout,
-    /// The first row, of keys that are not striped.
-    pub(crate) begin: u64,
-    home: ServerId,
-    /// How often it was pushed.
-    round: u64,
-    /// The version that was last read.
-    seen: u64,
-    /// Pushes that may have to be sent again: their round, id, and what they are.
-    sent: VecDeque<(u64, u64, Request, Payload)>,
-    cached: Option<Cached>,
-    /// Pushes since the cached value was asked for.
-    own: Vec<(u64, Payload)>,
-}
-
-/// A key.
-#[derive(Debug)]
-pub(crate) struct Named {
-    pub(crate) name: String,
-    pub(crate) layout: Layout,
-    pub(crate) rule: Rule,
-    order: u64,
-    /// Whether row r is in part r mod parts; else parts have rows that follow each other.
-    pub(crate) striped: bool,
-    pub(crate) parts: Vec<Part>,
-}
-
-/// What a key is to be.
-#[derive(Clone, Debug)]
-pub struct KeySpec {
-    /// Its name.
-    pub name: String,
-    /// Of each element.
-    pub dtype: DType,
-    /// How many rows.
-    pub rows: u64,
-    /// Elements of a row.
-    pub width: u32,
-    /// What a push does.
-    pub rule: Rule,
-    /// Whether rows are dealt to parts one by one, for keys of which some rows are read and pushed at a time.
-    pub striped: bool,
 }
 
 /// See the module.
@@ -201,7 +152,9 @@ impl Session {
     }
 
     pub(crate) fn named(&self, name: &str) -> Result<&Named> {
-        self.names.get(&name_id(name)).ok_or_else(|| Error::Usage(format!("no key is called {name:?}: call init first")))
+        self.names
+            .get(&name_id(name))
+            .ok_or_else(|| Error::Usage(format!("no key is called {name:?}: call init first")))
     }
 
     /// Names a key; gives what to wait for. `value` is the first one's of all workers (none: zeros); the others' is not used.
@@ -217,10 +170,18 @@ impl Session {
         if let Some(value) = value
             && Some(value.len()) != bytes
         {
-            return Err(Error::Usage(format!("{} bytes as the value of {:?}, which has {bytes:?}", value.len(), spec.name)));
+            return Err(Error::Usage(format!(
+                "{} bytes as the value of {:?}, which has {bytes:?}",
+                value.len(),
+                spec.name
+            )));
         }
         if layout.row_bytes() > crate::words::MAX_PART_BYTES {
-            return Err(Error::Usage(format!("a row of {:?} is longer than {} bytes", spec.name, crate::words::MAX_PART_BYTES)));
+            return Err(Error::Usage(format!(
+                "a row of {:?} is longer than {} bytes",
+                spec.name,
+                crate::words::MAX_PART_BYTES
+            )));
         }
         let rows = part_rows(spec.rows, layout.row_bytes(), self.setup.servers.len());
         let lengths: Vec<usize> = rows.iter().map(|rows| *rows as usize * layout.row_bytes()).collect();
@@ -249,7 +210,15 @@ impl Session {
         Ok(ids)
     }
 
-    fn ask(&mut self, server: ServerId, part: Option<Key>, priority: i64, id: u64, request: Request, payload: Payload) -> u64 {
+    fn ask(
+        &mut self,
+        server: ServerId,
+        part: Option<Key>,
+        priority: i64,
+        id: u64,
+        request: Request,
+        payload: Payload,
+    ) -> u64 {
         match part {
             Some(key) => self.queues[server as usize].put(key, priority, request.clone(), payload.clone()),
             None => self.queues[server as usize].put_last(request.clone()),
@@ -271,12 +240,23 @@ impl Session {
     }
 
     /// Pushes some rows of a key. In rounds every part is pushed to, if only by nothing: the others wait for it.
-    pub fn push_rows(&mut self, name: &str, rows: &[u64], elements: &[u8], priority: i64, rate: Option<f32>) -> Result<()> {
+    pub fn push_rows(
+        &mut self,
+        name: &str,
+        rows: &[u64],
+        elements: &[u8],
+        priority: i64,
+        rate: Option<f32>,
+    ) -> Result<()> {
         self.check()?;
         let named = self.named(name)?;
         let width = named.layout.row_bytes();
         if rows.len() * width != elements.len() {
-            return Err(Error::Usage(format!("{} bytes for {} rows of {name:?}, which are of {width}", elements.len(), rows.len())));
+            return Err(Error::Usage(format!(
+                "{} bytes for {} rows of {name:?}, which are of {width}",
+                elements.len(),
+                rows.len()
+            )));
         }
         let mut dealt: Vec<(Vec<u8>, Vec<u8>, u32)> = vec![Default::default(); named.parts.len()];
         for (row, element) in rows.iter().zip(elements.chunks_exact(width.max(1))) {
@@ -297,7 +277,14 @@ impl Session {
         Ok(())
     }
 
-    fn push_part(&mut self, key: Key, payload: Payload, rows: Option<u32>, priority: i64, rate: Option<f32>) -> Result<()> {
+    fn push_part(
+        &mut self,
+        key: Key,
+        payload: Payload,
+        rows: Option<u32>,
+        priority: i64,
+        rate: Option<f32>,
+    ) -> Result<()> {
         let id = self.id();
         let in_rounds = self.setup.consistency == Consistency::Bsp;
         let bound = matches!(self.setup.consistency, Consistency::Ssp { .. });
@@ -344,7 +331,14 @@ impl Session {
         {
             let request = Request::Pull { id, key, clock: now, have: cached.version };
             let answer = Some(Ok(Answer::Value(value, 0)));
-            let pending = Pending { server: home, part: Some(key), request, payload: Payload::default(), parts: Vec::new(), answer };
+            let pending = Pending {
+                server: home,
+                part: Some(key),
+                request,
+                payload: Payload::default(),
+                parts: Vec::new(),
+                answer,
+            };
             self.pending.insert(id, pending);
             return Ok(id);
         }
@@ -416,21 +410,36 @@ impl Session {
         self.ask_all(|id| Request::Optimize { id, optimizer })
     }
 
-    /// Gives a part back to its server as it was saved; gives what to wait for.
-    pub fn restore(&mut self, key: Key, snapshot: Snapshot, state: Payload) -> Result<u64> {
+    /// Gives servers what was saved, cut as keys are now; gives what to wait for.
+    pub fn restore(&mut self, saved: Saved) -> Result<Vec<u64>> {
         self.check()?;
-        let id = self.id();
-        let Some(home) = self.part(key).map(|part| part.home) else {
-            return Err(Error::Usage(format!("{:?} was saved, and is not named in this store", snapshot.name)));
-        };
-        let home = self.home(home)?;
-        if let Some(part) = self.part(key) {
+        let mut keys: BTreeMap<u64, BTreeMap<u32, (Snapshot, Payload)>> = BTreeMap::new();
+        for (key, snapshot, state) in saved {
+            keys.entry(key.name).or_default().insert(key.part, (snapshot, state));
+        }
+        let mut ids = Vec::new();
+        for (name, parts) in keys {
+            let Some(named) = self.names.get(&name) else {
+                let names: Vec<&str> = parts.values().map(|(snapshot, _)| snapshot.name.as_str()).collect();
+                return Err(Error::Usage(format!("{:?} was saved, and has no init in this store", names.first())));
+            };
+            let rows: Vec<u64> = named.parts.iter().map(|part| part.layout.rows).collect();
+            let homes: Vec<ServerId> = named.parts.iter().map(|part| part.home).collect();
+            for ((key, snapshot, state), home) in recut(parts, named.striped, &rows)?.into_iter().zip(homes) {
+                let (id, home) = (self.id(), self.home(home)?);
+                ids.push(self.ask(home, Some(key), 0, id, Request::Restore { id, key, snapshot }, state));
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Rounds of keys that servers own begin anew: they were loaded.
+    pub fn begin_anew(&mut self) {
+        for part in self.names.values_mut().filter(|named| named.rule.owns()).flat_map(|named| &mut named.parts) {
             (part.round, part.seen, part.cached) = (0, 0, None);
             part.sent.clear();
             part.own.clear();
         }
-        self.pushes.retain(|_, of| *of != key);
-        Ok(self.ask(home, Some(key), 0, id, Request::Restore { id, key, snapshot }, state))
     }
 
     /// Says goodbye to all servers.
@@ -444,6 +453,11 @@ impl Session {
     pub fn answer(&mut self, id: u64) -> Option<Result<Answer>> {
         self.pending.get(&id)?.answer.as_ref()?;
         self.pending.remove(&id)?.answer
+    }
+
+    /// Whether the answer has come, or was taken.
+    pub fn is_answered(&self, id: u64) -> bool {
+        self.pending.get(&id).is_none_or(|pending| pending.answer.is_some())
     }
 
     /// What the servers that a question waits for are, for people.
@@ -526,146 +540,5 @@ impl Session {
         }
         self.settle(id, Ok(Answer::Value(value, contributors)));
         Ok(())
-    }
-
-    /// A server is lost: everything that it may have taken with it is said again, to its heir.
-    pub fn lose(&mut self, server: ServerId) {
-        if server as usize >= self.setup.servers.len() || self.lost.contains(&server) {
-            return;
-        }
-        let before = self.lost.clone();
-        self.lost.insert(server);
-        self.queues[server as usize].clear();
-        let living = self.living();
-        if living.is_empty() {
-            return self.fail(self.nobody_left());
-        }
-        for other in living {
-            self.queues[other as usize].put_first(Request::Lost { server });
-        }
-        let servers = self.setup.servers.len();
-        let was_here = |home: ServerId| heir(home, servers, &before) == Some(server);
-        for (name, named) in &self.names {
-            for (at, part) in named.parts.iter().enumerate().filter(|(_, part)| was_here(part.home)) {
-                let Some(heir) = heir(part.home, servers, &self.lost) else { continue };
-                let key = Key { name: *name, part: at as u32 };
-                let queue = &mut self.queues[heir as usize];
-                let pending = self.pending.iter_mut().filter(|(_, p)| p.part == Some(key) && p.answer.is_none());
-                let mut again: BTreeMap<u64, (Request, Payload)> = BTreeMap::new();
-                for (id, pending) in pending {
-                    pending.server = heir;
-                    again.insert(*id, (pending.request.clone(), pending.payload.clone()));
-                }
-                again.extend(part.sent.iter().map(|(_, id, request, payload)| (*id, (request.clone(), payload.clone()))));
-                let init_is_open = again.values().any(|(request, _)| matches!(request, Request::Init { .. }));
-                let resume = named.init(key, 0, true);
-                // A sum's heir has never heard of it. An owner's heir has a copy, and must know when all is said again.
-                if !named.rule.owns() && !init_is_open {
-                    queue.put(key, URGENT, resume.clone(), Payload::default());
-                }
-                for (request, payload) in again.into_values() {
-                    queue.put(key, URGENT, request, payload);
-                }
-                if named.rule.owns() && !init_is_open {
-                    queue.put(key, URGENT, resume, Payload::default());
-                }
-            }
-        }
-        self.ask_again(server, was_here(0));
-    }
-
-    /// Questions that were not about a key.
-    fn ask_again(&mut self, lost: ServerId, had_barriers: bool) {
-        let heir = self.home(0).unwrap_or_default();
-        if had_barriers && self.barrier > 0 {
-            // Even if we have passed it: the heir does not know, and others may wait.
-            let open = self.pending.iter_mut().find(|(_, p)| matches!(p.request, Request::Barrier { .. }) && p.answer.is_none());
-            let id = open.map_or(0, |(id, pending)| {
-                pending.server = heir;
-                *id
-            });
-            self.queues[heir as usize].put_first(Request::Barrier { id, number: self.barrier });
-        }
-        for pending in self.pending.values_mut().filter(|p| p.server == lost && p.part.is_none() && p.answer.is_none()) {
-            pending.answer = match pending.request {
-                Request::Barrier { .. } => None,
-                Request::Dump { .. } => Some(Err(Error::Shutdown(
-                    format!("parameter server {lost} was lost while its keys were saved: save again").into(),
-                ))),
-                Request::Stats { .. } => Some(Ok(Answer::Stats(Vec::new()))),
-                _ => Some(Ok(Answer::Done)),
-            };
-        }
-    }
-}
-
-impl Part {
-    /// A cached value with what we have pushed since, if that can be known.
-    fn with_own(&self, rule: Rule, dtype: DType, value: &Payload) -> Option<Payload> {
-        if self.own.is_empty() {
-            return Some(value.clone());
-        }
-        if rule != Rule::Add || self.own.iter().any(|(_, own)| own.len() != value.len()) {
-            return None;
-        }
-        let mut total = value.to_vec();
-        for (_, own) in &self.own {
-            corro_kernels::reduce(ReduceOp::Sum, dtype, &mut total, own);
-        }
-        Some(Payload::new(total))
-    }
-}
-
-impl Named {
-    fn init(&self, key: Key, id: u64, resume: bool) -> Request {
-        let (layout, order) = (self.parts[key.part as usize].layout, self.order);
-        Request::Init { id, key, name: self.name.clone(), layout, rule: self.rule, order, resume }
-    }
-
-    fn fits(&self, bytes: usize) -> Result<()> {
-        let need = self.layout.rows as usize * self.layout.row_bytes();
-        if bytes == need {
-            return Ok(());
-        }
-        Err(Error::Usage(format!("{bytes} bytes for {:?}, which has {need}", self.name)))
-    }
-
-    /// The part and place of a row.
-    fn find(&self, row: u64, me: WorkerId) -> Result<(usize, u64)> {
-        if row >= self.layout.rows {
-            let rows = self.layout.rows;
-            return Err(Error::Usage(format!("row {row} of {:?} on worker {me}: it has the rows 0 to {rows} - 1", self.name)));
-        }
-        let parts = self.parts.len() as u64;
-        if self.striped {
-            return Ok(((row % parts) as usize, row / parts));
-        }
-        let part = self.parts.partition_point(|part| part.begin <= row) - 1;
-        Ok((part, row - self.parts[part].begin))
-    }
-
-    /// What a part has of a whole value.
-    fn cut(&self, part: usize, value: &[u8]) -> Payload {
-        let (width, here) = (self.layout.row_bytes(), &self.parts[part]);
-        if self.striped {
-            let rows = value.chunks_exact(width.max(1)).skip(part).step_by(self.parts.len());
-            return Payload::new(rows.flatten().copied().collect());
-        }
-        let begin = here.begin as usize * width;
-        Payload::new(value[begin..begin + here.layout.rows as usize * width].to_vec())
-    }
-
-    /// Puts a part's value to its place in the whole.
-    pub(crate) fn put(&self, part: usize, value: &[u8], whole: &mut [u8]) {
-        let (width, here) = (self.layout.row_bytes(), &self.parts[part]);
-        if self.striped {
-            let rows = whole.chunks_exact_mut(width.max(1)).skip(part).step_by(self.parts.len());
-            for (to, from) in rows.zip(value.chunks_exact(width.max(1))) {
-                to.copy_from_slice(from);
-            }
-            return;
-        }
-        let begin = here.begin as usize * width;
-        whole[begin..begin + value.len()].copy_from_slice(value);
     }
 }

@@ -17,6 +17,9 @@ use crate::optimizer::Optimizer;
 use crate::table::Change;
 use crate::words::{Consistency, Key, MAX_SERVERS, MAX_WORKERS, Payload, ServerId, WorkerId};
 
+/// What begins lines of statistics that say who waits for whom.
+pub const WAITS: &str = "waits: ";
+
 /// See the module.
 #[derive(Debug)]
 pub struct Shard {
@@ -178,9 +181,8 @@ impl Shard {
         let first = self.clocks.behind(NEVER).first() == Some(&init.worker);
         let Some(entry) = self.entries.get_mut(&key) else { return Ok(()) };
         entry.same(init)?;
-        if resume {
-            entry.resumed(init.worker, &mut self.desk);
-        }
+        // One whose init is not done has pushed nothing that it would have to push again.
+        entry.resumed(init.worker, &mut self.desk);
         if !entry.is_ready() && (first || resume) {
             entry.begin(value, &mut self.desk)?;
         }
@@ -282,7 +284,9 @@ impl Shard {
     fn restore(&mut self, key: Key, snapshot: Snapshot, state: &[u8]) -> Result<()> {
         snapshot.rule.fits(self.setup.consistency)?;
         let known = self.entries.get(&key).map(|entry| entry.snapshot().0);
-        if let Some(known) = known.filter(|k| (k.layout, k.rule, &k.name) != (snapshot.layout, snapshot.rule, &snapshot.name)) {
+        if let Some(known) =
+            known.filter(|k| (k.layout, k.rule, &k.name) != (snapshot.layout, snapshot.rule, &snapshot.name))
+        {
             return Err(Error::Usage(format!(
                 "{:?} was saved as {:?} with the rule {:?}, and is now {:?} with {:?}",
                 snapshot.name, snapshot.layout, snapshot.rule, known.layout, known.rule
@@ -304,7 +308,8 @@ impl Shard {
             ("servers lost", self.lost.len() as u64),
         ];
         let counts = self.desk.counts.iter().map(|(what, count)| (*what, *count)).chain(now);
-        let counts = counts.map(|(what, count)| (what.to_owned(), count)).collect();
+        let counts = counts.map(|(what, count)| (what.to_owned(), count));
+        let counts = counts.chain(self.waits().into_iter().map(|what| (format!("{WAITS}{what}"), 1))).collect();
         self.desk.tell(worker, Response::Stats { id, counts });
     }
 
@@ -387,9 +392,15 @@ impl Shard {
         self.stamp();
     }
 
+    /// Whether all workers have left.
+    pub fn is_over(&self) -> bool {
+        self.clocks.living() == 0
+    }
+
     /// What those who wait here wait for, for people.
     pub fn waits(&self) -> Vec<String> {
-        let clocks = self.reads.keys().map(|need| format!("clock {need} waits for workers {:?}", self.clocks.behind(*need)));
+        let clocks =
+            self.reads.keys().map(|need| format!("clock {need} waits for workers {:?}", self.clocks.behind(*need)));
         let barriers = self.at_barrier.keys();
         let barriers = barriers.map(|n| format!("barrier {n} waits for workers {:?}", self.barriers.behind(*n)));
         let rounds = self.entries.values().filter_map(|entry| entry.waits(&self.clocks));
@@ -398,5 +409,8 @@ impl Shard {
 }
 
 fn unknown(key: Key) -> Error {
-    Error::Usage(format!("key {:016x} part {} is not here: call init first, on every worker and in the same order", key.name, key.part))
+    Error::Usage(format!(
+        "key {:016x} part {} is not here: call init first, on every worker and in the same order",
+        key.name, key.part
+    ))
 }

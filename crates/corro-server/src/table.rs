@@ -136,7 +136,9 @@ impl Table {
     }
 
     fn cut_short(bytes: usize) -> Error {
-        Error::Malformed(format!("{bytes} bytes are not the state of this key: does it have another shape or optimizer?"))
+        Error::Malformed(format!(
+            "{bytes} bytes are not the state of this key: does it have another shape or optimizer?"
+        ))
     }
 
     /// Updates with `optimizer` from now on. Another kind begins anew; the same kind with other numbers goes on.
@@ -187,7 +189,10 @@ impl Table {
         }
         let Some(rows) = rows else { return self.fits(payload.len(), self.layout.bytes()?) };
         if !self.rule.owns() {
-            return Err(Error::Usage(format!("rows were pushed to a key with the rule {:?}, which sums whole values", self.rule)));
+            return Err(Error::Usage(format!(
+                "rows were pushed to a key with the rule {:?}, which sums whole values",
+                self.rule
+            )));
         }
         let Some((numbers, rest)) = split_rows(payload, rows) else {
             return Err(Error::Malformed(format!("{rows} rows in {} bytes", payload.len())));
@@ -213,7 +218,12 @@ impl Table {
                 let width = self.layout.row_bytes();
                 for (number, row) in numbers.iter().zip(elements.chunks_exact(width.max(1))) {
                     let at = *number as usize * width;
-                    corro_kernels::reduce(ReduceOp::Sum, self.layout.dtype, &mut self.value.bytes_mut()[at..at + width], row);
+                    corro_kernels::reduce(
+                        ReduceOp::Sum,
+                        self.layout.dtype,
+                        &mut self.value.bytes_mut()[at..at + width],
+                        row,
+                    );
                 }
             }
             (Rule::Update, _) => self.update(change),
@@ -242,9 +252,8 @@ impl Table {
         for (number, row) in numbers.iter().zip(gradient.chunks_exact(width.max(1))) {
             let (row_at, at) = (*number as usize, *number as usize * width);
             let slots = self.slots.iter_mut();
-            let mut slots: Vec<&mut [f32]> = slots
-                .map(|slot| if by_row { &mut slot[row_at..=row_at] } else { &mut slot[at..at + width] })
-                .collect();
+            let mut slots: Vec<&mut [f32]> =
+                slots.map(|slot| if by_row { &mut slot[row_at..=row_at] } else { &mut slot[at..at + width] }).collect();
             optimizer.update(step, &mut value[at..at + width], row, &mut slots);
         }
     }
