@@ -120,7 +120,7 @@ class ShardedEmbedding(torch.nn.Module):
         places = unique * self._factor % self.rows
         owner = places % self._ranks
         order = torch.argsort(owner, stable=True)
-        counts = torch.bincount(owner, minlength=self._ranks)
+        counts = torch.bincount(owner, minlength=self._ranks).int()
         return order, counts, torch.div(places, self._ranks, rounding_mode="floor")[order]
 
     def update(self, here: torch.Tensor, grad: torch.Tensor) -> None:
