@@ -40,7 +40,8 @@ class ParameterServer:
     def __new__(cls, one_host: bool, launched: bool) -> ParameterServer: ...
     @property
     def addresses(self) -> list[str]: ...
-    def stop(self) -> None: ...
+    def stop(self, together: bool) -> None:
+        """Stops it; with `together`, when all workers have left, but soon in any case."""
 
 class Pulled:
     """A value that was asked for."""

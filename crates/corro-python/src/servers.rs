@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use corro_core::{DType, Error, Result};
 use corro_server::client::{self, Client, ServerAddress, StoreConfig};
@@ -21,6 +22,9 @@ use pyo3::prelude::*;
 use crate::error::exception;
 use crate::running::engine;
 use crate::without_gil::outside;
+
+/// How long a server waits for the last workers to say goodbye.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What servers of this job and their workers prove to each other: of the launcher's if it has started them, else of the
 /// ranks'.
@@ -71,10 +75,13 @@ impl ParameterServer {
         self.addresses.clone()
     }
 
-    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+    /// Stops it; with `together`, when all workers have left, but soon in any case.
+    fn stop(&self, py: Python<'_>, together: bool) -> PyResult<()> {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).take();
         outside(py, move || {
-            drop(server);
+            if let Some(server) = server {
+                server.finish(if together { FAREWELL } else { Duration::ZERO });
+            }
             Ok(())
         })
     }

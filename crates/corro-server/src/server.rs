@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,6 +33,11 @@ const PARTNER_TIME: Duration = Duration::from_secs(5);
 /// How many connections at once.
 const GUESTS: usize = 16 * 1024;
 
+/// What a server's thread is told: go on, go when nobody needs you, go.
+const SERVE: u8 = 0;
+const FINISH: u8 = 1;
+const STOP: u8 = 2;
+
 /// What servers that a launcher starts and their workers prove to each other, of the job's own secret.
 pub fn job_secret(job: &Secret) -> Secret {
     Secret::from_bytes(job.derive("parameter servers"))
@@ -42,7 +47,7 @@ pub fn job_secret(job: &Secret) -> Secret {
 #[derive(Debug)]
 pub struct Server {
     addresses: Vec<SocketAddr>,
-    stop: Arc<AtomicBool>,
+    stop: Arc<AtomicU8>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
@@ -52,7 +57,7 @@ impl Server {
     pub fn start(bind: SocketAddr, secret: &Secret, tls: bool) -> Result<Self> {
         let door = Door::open("a parameter server", bind, secret, tls)?;
         let addresses = door.addresses()?;
-        let (waker, stop) = (Waker::new()?, Arc::new(AtomicBool::new(false)));
+        let (waker, stop) = (Waker::new()?, Arc::new(AtomicU8::new(SERVE)));
         let (sender, dialled) = channel();
         let serving = Loop {
             door,
@@ -80,9 +85,21 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Stops once all workers have left, but after `limit` in any case: who left last would take it for lost otherwise.
+    pub fn finish(self, limit: Duration) {
+        self.stop.store(FINISH, Ordering::Release);
+        self.waker.ring();
+        let until = Instant::now() + limit;
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.stop.store(STOP, Ordering::Release);
         self.waker.ring();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -150,7 +167,7 @@ struct Loop {
     door: Door,
     dialler: Dialler,
     dialled: Receiver<Dialled>,
-    stop: Arc<AtomicBool>,
+    stop: Arc<AtomicU8>,
     shards: BTreeMap<StoreId, Shard>,
     guests: BTreeMap<GuestId, Guest>,
     seats: BTreeMap<Who, GuestId>,
@@ -162,7 +179,12 @@ struct Loop {
 
 impl Loop {
     fn run(mut self) {
-        while !self.stop.load(Ordering::Acquire) {
+        loop {
+            match self.stop.load(Ordering::Acquire) {
+                SERVE => {}
+                FINISH if !self.shards.is_empty() => {}
+                _ => break,
+            }
             let now = Instant::now();
             let waker = self.dialler.waker.clone();
             let mut fds = vec![PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)];

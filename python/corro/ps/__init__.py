@@ -428,11 +428,12 @@ class Store:
             return
         self._open = False
         _open.remove(self)
+        together = together and is_initialized()
         try:
-            self._client.close(together and is_initialized())
+            self._client.close(together)
         finally:
             if self._server is not None:
-                self._server.stop()
+                self._server.stop(together)
 
     def __enter__(self) -> Store:
         return self

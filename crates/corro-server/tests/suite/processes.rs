@@ -35,7 +35,7 @@ impl Drop for Killed {
 /// This very program, as what `role` says; and the first thing it says.
 fn start(role: &str) -> (Killed, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "other_process", "--nocapture", "--ignored", "--test-threads=1"]);
+    command.args(["--exact", "processes::other_process", "--nocapture", "--ignored", "--test-threads=1"]);
     command.env("CORRO_TEST_ROLE", role).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();

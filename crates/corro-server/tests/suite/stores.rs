@@ -1,4 +1,4 @@
-//! Real servers and workers over loopback: threads here, processes in `processes.rs`.
+//! Real servers and workers over loopback, as threads.
 
 use std::net::SocketAddr;
 use std::time::Duration;
