@@ -125,8 +125,8 @@ impl Client {
             servers: config.servers.iter().map(|server| server.addresses.clone()).collect(),
             you: 0,
         };
-        let shares = config.servers.iter().map(|server| server.share).collect();
-        let session = Session::new(config.me, setup, shares);
+        let portions = config.servers.iter().map(|server| server.share).collect();
+        let session = Session::new(config.me, setup, portions);
         let deadline = Deadline::after(config.connect_timeout);
         let mut wires = BTreeMap::new();
         for (server, place) in (0u32..).zip(&config.servers) {

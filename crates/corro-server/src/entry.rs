@@ -63,6 +63,13 @@ pub(crate) struct Read {
     pub(crate) rows: Option<Vec<u64>>,
 }
 
+impl Read {
+    /// Reads of the other kinds have waited for their clock before they came here.
+    const fn is_in_rounds(&self) -> bool {
+        self.clock != u64::MAX
+    }
+}
+
 /// A push.
 #[derive(Clone, Debug)]
 pub(crate) struct Push {
@@ -453,7 +460,7 @@ impl Entry {
 
     /// Answers a read whose clock may be read; in rounds it waits for its round.
     pub(crate) fn read(&mut self, read: Read, desk: &mut Desk) {
-        if !self.ready || !self.unresumed.is_empty() || (self.is_in_rounds(&read) && self.version < read.clock) {
+        if !self.ready || !self.unresumed.is_empty() || (read.is_in_rounds() && self.version < read.clock) {
             self.reads.push(read);
             return;
         }
@@ -461,19 +468,18 @@ impl Entry {
         self.flush(desk);
     }
 
-    /// Reads of the other kinds have waited for their clock before they came here.
-    const fn is_in_rounds(&self, read: &Read) -> bool {
-        read.clock != u64::MAX
-    }
-
     /// Says what is safe to be said.
     fn flush(&mut self, desk: &mut Desk) {
         // Both are in the order of changes.
-        while let Some((_, worker, id)) = self.acks.pop_front_if(|(change, ..)| *change <= self.safe) {
-            desk.tell(worker, Response::Done { id });
+        while self.acks.front().is_some_and(|(change, ..)| *change <= self.safe) {
+            if let Some((_, worker, id)) = self.acks.pop_front() {
+                desk.tell(worker, Response::Done { id });
+            }
         }
-        while let Some((_, read)) = self.held.pop_front_if(|(change, _)| *change <= self.safe) {
-            self.answer(&read, desk);
+        while self.held.front().is_some_and(|(change, _)| *change <= self.safe) {
+            if let Some((_, read)) = self.held.pop_front() {
+                self.answer(&read, desk);
+            }
         }
     }
 
@@ -494,7 +500,7 @@ impl Entry {
 
     /// What is missing for those who wait here, for people.
     pub(crate) fn waits(&self, clocks: &Clocks) -> Option<String> {
-        let round = self.reads.iter().filter(|r| self.is_in_rounds(r)).map(|r| r.clock).min()?;
+        let round = self.reads.iter().filter(|r| r.is_in_rounds()).map(|r| r.clock).min()?;
         let given = self.rounds.given(round);
         let missing: Vec<u32> = clocks.behind(u64::MAX).into_iter().filter(|w| !given.contains(w)).collect();
         Some(format!("round {round} of {:?} waits for workers {missing:?}", self.name))

@@ -149,8 +149,8 @@ pub fn encode<T: Serialize>(head: &T, payload: usize) -> Result<Vec<u8>> {
 
 /// The lengths of head and payload.
 fn lengths(prefix: [u8; PREFIX]) -> Result<(usize, usize)> {
-    let [a, b, c, d, e, f] = prefix;
-    let (total, head) = (u32::from_le_bytes([a, b, c, d]) as usize, usize::from(u16::from_le_bytes([e, f])));
+    let total = u32::from_le_bytes(std::array::from_fn(|i| prefix[i])) as usize;
+    let head = usize::from(u16::from_le_bytes([prefix[4], prefix[5]]));
     match total.checked_sub(2 + head) {
         Some(payload) if head > 0 && payload <= MAX_PAYLOAD => Ok((head, payload)),
         _ => Err(Error::Malformed(format!("a frame of {total} bytes with a head of {head}"))),
@@ -189,7 +189,7 @@ impl<T> Default for Reader<T> {
 }
 
 impl<T: DeserializeOwned> Reader<T> {
-    /// Where the next bytes are to be put; never empty. Call [`Reader::next`] until it has no more before this.
+    /// Where the next bytes are to be put; never empty. Call [`Reader::next_frame`] until it has no more before this.
     pub fn room(&mut self) -> &mut [u8] {
         if let Some((_, payload, have)) = &mut self.open
             && payload.len() - *have >= SCRATCH
@@ -210,7 +210,7 @@ impl<T: DeserializeOwned> Reader<T> {
     }
 
     /// The next whole frame. After an error the connection must be closed.
-    pub fn next(&mut self) -> Result<Option<(T, Payload)>> {
+    pub fn next_frame(&mut self) -> Result<Option<(T, Payload)>> {
         if self.open.is_none() {
             let Some((prefix, rest)) = self.scratch[self.begin..self.end].split_first_chunk::<PREFIX>() else {
                 return Ok(None);
@@ -263,7 +263,7 @@ mod tests {
                 reader.room()[..count].copy_from_slice(&rest[..count]);
                 reader.filled(count);
                 rest = &rest[count..];
-                while let Some((head, payload)) = reader.next().unwrap() {
+                while let Some((head, payload)) = reader.next_frame().unwrap() {
                     got.push((head, payload.to_vec()));
                 }
             }
@@ -277,7 +277,7 @@ mod tests {
             let mut reader = Reader::<Request>::default();
             reader.room()[..6].copy_from_slice(&prefix);
             reader.filled(6);
-            assert!(reader.next().is_err(), "{prefix:?}");
+            assert!(reader.next_frame().is_err(), "{prefix:?}");
         }
         assert!(encode(&Request::Bye, MAX_PAYLOAD + 1).is_err());
     }

@@ -1,8 +1,8 @@
 //! Optimizers that run where the parameters are: by name and numbers, never code.
 //!
-//! The formulae are PyTorch's, computed in f32 (bias corrections in f64). What an optimizer remembers of a key are its
+//! The formulae are torch's, computed in f32 (bias corrections in f64). What an optimizer remembers of a key are its
 //! *slots*: lists of numbers, one for each element or, for row-wise Adagrad, one for each row. For rows, all of it is lazy:
-//! what is not touched does not decay, as in PyTorch's `SparseAdam`.
+//! what is not touched does not decay, as in torch's `SparseAdam`.
 
 use corro_core::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub enum Optimizer {
     /// With or without momentum.
     Sgd { lr: f64, momentum: f64, nesterov: bool, weight_decay: f64 },
-    /// Adam; `decoupled` weight decay makes it AdamW.
+    /// Adam; `decoupled` weight decay makes it `AdamW`.
     Adam { lr: f64, beta1: f64, beta2: f64, eps: f64, weight_decay: f64, decoupled: bool },
     /// Adagrad.
     Adagrad { lr: f64, eps: f64, weight_decay: f64, initial: f64 },
@@ -33,7 +33,7 @@ pub struct Step {
 }
 
 impl Optimizer {
-    /// By its name and numbers, as a front gives them; what is not given has PyTorch's default.
+    /// By its name and numbers, as a front gives them; what is not given has torch's default.
     pub fn named(name: &str, numbers: &[(String, f64)]) -> Result<Self> {
         let known: &[(&str, f64)] = match name {
             "sgd" => &[("lr", 0.001), ("momentum", 0.0), ("nesterov", 0.0), ("weight_decay", 0.0)],

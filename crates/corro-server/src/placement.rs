@@ -5,8 +5,6 @@
 //! 2(n-1) / (n^2 + kn - 2k) of the model and each worker host (n-k) / (n^2 + kn - 2k); then an exchange of M bytes takes
 //! 2n(n-1) / (n^2 + kn - 2k) · M / bandwidth, against 2(n-1)/n for a ring. `docs/parameter-server.md` has the table.
 
-use corro_core::DType;
-
 use crate::words::{MAX_PART_BYTES, ServerId};
 
 /// The shortest part, but for last ones: shorter ones cost more in frames than they gain in balance.
@@ -43,12 +41,6 @@ pub fn part_rows(rows: u64, row_bytes: usize, servers: usize) -> Vec<u64> {
     let wished = (4 * servers as u64).min(bytes / MIN_PART_BYTES as u64);
     let parts = wished.clamp(least, rows.max(1).max(least));
     (0..parts).map(|p| rows / parts + u64::from(p < rows % parts)).collect()
-}
-
-/// Rows that elements in a list are cut into, so that parts can be: whole cache lines.
-pub fn list_layout(elements: u64, dtype: DType) -> (u64, u32) {
-    let line = (64 / dtype.size()) as u64;
-    if elements % line == 0 && elements > 0 { (elements / line, line as u32) } else { (elements, 1) }
 }
 
 /// How full each server is.

@@ -42,7 +42,7 @@ pub fn read(file: &Path) -> Result<Saved> {
             return Err(Error::Malformed(format!("{} ends before its end: it was not written whole", file.display())));
         }
         reader.filled(count);
-        while let Some((response, payload)) = reader.next()? {
+        while let Some((response, payload)) = reader.next_frame()? {
             match response {
                 Response::Part { key, snapshot, .. } => parts.push((key, snapshot, payload)),
                 Response::Done { .. } => return Ok(parts),
@@ -78,7 +78,7 @@ impl Cut<'_> {
 }
 
 /// One key's parts, cut anew.
-pub(crate) fn recut(parts: BTreeMap<u32, (Snapshot, Payload)>, striped: bool, rows: &[u64]) -> Result<Saved> {
+pub(crate) fn recut(parts: &BTreeMap<u32, (Snapshot, Payload)>, striped: bool, rows: &[u64]) -> Result<Saved> {
     let Some((_, (first, _))) = parts.first_key_value() else { return Ok(Vec::new()) };
     let first = first.clone();
     let name = crate::words::name_id(&first.name);
@@ -158,13 +158,13 @@ mod tests {
                 (part, (snapshot, table.state()))
             };
             let parts = BTreeMap::from([part(0, 3), part(1, 2)]);
-            let one = recut(parts.clone(), striped, &[5]).unwrap();
+            let one = recut(&parts, striped, &[5]).unwrap();
             let values: Vec<u8> = one[0].2[..40].iter().step_by(8).copied().collect();
             assert_eq!((values, one[0].2.len()), (vec![1, 2, 3, 4, 5], 40 + 20));
             let again = BTreeMap::from([(0, (one[0].1.clone(), one[0].2.clone()))]);
-            let back = recut(again, striped, &[3, 2]).unwrap();
+            let back = recut(&again, striped, &[3, 2]).unwrap();
             assert_eq!((&back[0].2, &back[1].2), (&parts[&0].1, &parts[&1].1));
-            assert!(recut(parts, striped, &[4]).is_err());
+            assert!(recut(&parts, striped, &[4]).is_err());
         }
     }
 }

@@ -5,6 +5,7 @@
 //! nonsense, or does not read, is sent away, and nobody else notices.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -134,7 +135,7 @@ struct Guest {
 /// The connection to a server that keeps our copies; what is said before it stands waits.
 enum Partner {
     Dialling(Vec<(Request, Payload)>),
-    Up(Wire<Response>),
+    Up(Box<Wire<Response>>),
     Lost,
 }
 
@@ -302,10 +303,10 @@ impl Loop {
                 if self.seats.contains_key(&who) {
                     return Err(Error::Usage(format!("worker {worker} is connected already")));
                 }
-                if !self.shards.contains_key(&store) {
-                    self.shards.insert(store, Shard::new(setup.clone())?);
-                }
-                let Some(shard) = self.shards.get_mut(&store) else { return Ok(()) };
+                let shard = match self.shards.entry(store) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => new.insert(Shard::new(setup.clone())?),
+                };
                 shard.hello(&setup, worker, &lost)?;
                 self.seats.insert(who, id);
                 guest.who = Some(who);
@@ -405,7 +406,7 @@ impl Loop {
         let Partner::Dialling(waiting) = std::mem::replace(partner, Partner::Lost) else { return };
         match stream {
             Ok(stream) => {
-                let mut wire = Wire::new(stream);
+                let mut wire = Box::new(Wire::new(stream));
                 let hello = Request::Partner { store, server: me };
                 let frames = std::iter::once((hello, Payload::default())).chain(waiting);
                 for (request, payload) in frames {

@@ -425,7 +425,7 @@ impl Session {
             };
             let rows: Vec<u64> = named.parts.iter().map(|part| part.layout.rows).collect();
             let homes: Vec<ServerId> = named.parts.iter().map(|part| part.home).collect();
-            for ((key, snapshot, state), home) in recut(parts, named.striped, &rows)?.into_iter().zip(homes) {
+            for ((key, snapshot, state), home) in recut(&parts, named.striped, &rows)?.into_iter().zip(homes) {
                 let (id, home) = (self.id(), self.home(home)?);
                 ids.push(self.ask(home, Some(key), 0, id, Request::Restore { id, key, snapshot }, state));
             }

@@ -272,7 +272,8 @@ impl World {
             }
             self.happen(event)?;
         }
-        for (at, worker) in self.workers.iter().enumerate().filter(|(_, worker)| worker.alive && !worker.finished) {
+        let hangs = |worker: &Worker| worker.alive && !worker.finished;
+        if let Some((at, worker)) = self.workers.iter().enumerate().find(|(_, worker)| hangs(worker)) {
             let waits: Vec<String> = self.servers.iter().flatten().flat_map(Shard::waits).collect();
             return Err(format!(
                 "worker {at} hangs in {:?} after {} steps, {} unacknowledged; servers: {waits:?}",
@@ -359,7 +360,7 @@ impl World {
                     self.send(Link::Down(server, worker), Said::Response(response, payload));
                 }
                 Output::Partner(to, request, payload) => {
-                    self.send(Link::Copy(server, to), Said::Request(request, payload))
+                    self.send(Link::Copy(server, to), Said::Request(request, payload));
                 }
                 Output::Server(to, response) => {
                     self.send(Link::Kept(server, to), Said::Response(response, Payload::default()));
@@ -522,7 +523,7 @@ impl World {
         }
         let others = || self.workers.iter().enumerate().filter(|(at, _)| *at != me as usize).map(|(_, worker)| worker);
         let deaths = self.report.workers_lost > 0;
-        let last = self.workers[me as usize].phase == Phase::Farewell;
+        let at_the_end = self.workers[me as usize].phase == Phase::Farewell;
         if rule == Rule::Sum {
             let good = v == f64::from(contributors) && (deaths || v == n);
             return if good { Ok(()) } else { fail(format!("{contributors} workers of {n}")) };
@@ -549,7 +550,7 @@ impl World {
             return fail(format!("it must be from {least} to {most}"));
         }
         let total = n * self.setting.steps as f64;
-        if last && !deaths && v != total {
+        if at_the_end && !deaths && v != total {
             return fail(format!("at the end it must be {total}"));
         }
         if consistency == Consistency::Bsp && !deaths && v != n * c as f64 {

@@ -90,7 +90,7 @@ impl<Heard: DeserializeOwned> Wire<Heard> {
             turn += count;
             self.moved.0 += count as u64;
             self.reader.filled(count);
-            while let Some((head, payload)) = self.reader.next().map_err(wrong)? {
+            while let Some((head, payload)) = self.reader.next_frame().map_err(wrong)? {
                 hear(head, payload).map_err(wrong)?;
             }
         }

@@ -72,7 +72,7 @@ fn read<T: DeserializeOwned>(mut bytes: &[u8]) -> Vec<(T, Payload)> {
         reader.filled(count);
         bytes = &bytes[count..];
         loop {
-            match reader.next() {
+            match reader.next_frame() {
                 Ok(Some(frame)) => found.push(frame),
                 Ok(None) => break,
                 Err(_) => return found,

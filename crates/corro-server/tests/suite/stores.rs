@@ -295,7 +295,7 @@ fn bad_clients_are_refused_and_nobody_else_notices() {
                 Err(_) => return true,
             };
             reader.filled(count);
-            if let Ok(Some((Response::Refused { why, .. }, _))) = reader.next() {
+            if let Ok(Some((Response::Refused { why, .. }, _))) = reader.next_frame() {
                 told = why;
             }
             false
