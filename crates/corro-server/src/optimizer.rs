@@ -196,8 +196,9 @@ mod tests {
     /// The right sides were computed with `torch.optim` in float64.
     #[test]
     fn formulae_are_those_of_pytorch() {
+        type Case<'a> = (&'a str, &'a [(&'a str, f64)], f64);
         let gradients = [0.5, -0.25, 1.0];
-        let cases: [(&str, &[(&str, f64)], f64); 7] = [
+        let cases: [Case<'_>; 7] = [
             ("sgd", &[("lr", 0.1)], 0.875),
             ("sgd", &[("lr", 0.1), ("momentum", 0.9)], 0.812),
             ("sgd", &[("lr", 0.1), ("momentum", 0.9), ("nesterov", 1.0)], TORCH[0]),

@@ -200,6 +200,8 @@ fn a_worker_that_is_killed_is_not_waited_for() {
         let (third, said) = start(&format!("worker {}", at[0]));
         assert_eq!(said, "going");
         drop(third);
-        others.into_iter().for_each(|other| other.join().unwrap());
+        for other in others {
+            other.join().unwrap();
+        }
     });
 }

@@ -290,10 +290,7 @@ fn bad_clients_are_refused_and_nobody_else_notices() {
         let mut reader = Reader::<Response>::default();
         let mut told = String::new();
         wait_until("an answer, and the end", SOON, || {
-            let count = match stream.try_read(reader.room()) {
-                Ok(count) => count,
-                Err(_) => return true,
-            };
+            let Ok(count) = stream.try_read(reader.room()) else { return true };
             reader.filled(count);
             if let Ok(Some((Response::Refused { why, .. }, _))) = reader.next_frame() {
                 told = why;
