@@ -19,6 +19,7 @@ FLOORS = {
     "corro-collectives": 3,
     "corro-agreement": 3,
     "corro-membership": 3,
+    "corro-server": 3,
     "corro-planes": 4,
     "corro-engine": 5,
     "corro-capi": 6,

@@ -11,6 +11,7 @@ pub mod membership_messages;
 pub mod notes;
 pub mod page_requests;
 pub mod plane_facts;
+pub mod server_frames;
 pub mod store_session;
 pub mod trace_files;
 
@@ -24,7 +25,7 @@ pub struct Target {
 }
 
 /// All there are.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "agent_messages", run: agent_messages::run },
     Target { name: "codec", run: codec::run },
     Target { name: "engine_messages", run: engine_messages::run },
@@ -36,6 +37,7 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "notes", run: notes::run },
     Target { name: "page_requests", run: page_requests::run },
     Target { name: "plane_facts", run: plane_facts::run },
+    Target { name: "server_frames", run: server_frames::run },
     Target { name: "store_session", run: store_session::run },
     Target { name: "trace_files", run: trace_files::run },
 ];

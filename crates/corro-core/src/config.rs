@@ -155,6 +155,8 @@ variables! {
         "Seconds after which a process of an elastic job that gives no sign of life (stopped, or cut off) is ended and replaced.";
     ELASTIC_ORPHAN_TIME = "CORRO_ELASTIC_ORPHAN_TIME", horovod: None, default: "60", kind: Kind::Seconds,
         "Seconds for which the processes of an elastic job go on when their launcher is gone, before they are ended.";
+    SERVERS = "CORRO_SERVERS", horovod: None, default: "none", kind: Kind::Text,
+        "How many parameter servers the job has, and whether they have hosts of their own. Set by `corro run --servers`.";
     START_TIMEOUT = "CORRO_START_TIMEOUT", horovod: Some("HOROVOD_START_TIMEOUT"), default: "30", kind: Kind::Seconds,
         "Seconds within which the launcher must have reached every host.";
     SPARK_START_TIMEOUT = "CORRO_SPARK_START_TIMEOUT", horovod: Some("HOROVOD_SPARK_START_TIMEOUT"), default: "600", kind: Kind::Seconds,

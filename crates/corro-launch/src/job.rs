@@ -12,6 +12,7 @@ use corro_observe::Watcher;
 
 use crate::failure::Failure;
 use crate::placement::Assignment;
+use crate::server_plan::ServerPlan;
 use crate::start::Remote;
 
 /// What to run, where, and how.
@@ -47,6 +48,8 @@ pub struct Job {
     pub debug: Option<Rank>,
     /// Who watches it.
     pub watcher: Option<Arc<Watcher>>,
+    /// Its parameter servers.
+    pub servers: ServerPlan,
     /// Say what is being done.
     pub verbose: bool,
 }
@@ -83,6 +86,7 @@ impl Job {
             payload: None,
             debug: None,
             watcher: None,
+            servers: ServerPlan::default(),
             verbose: false,
         })
     }

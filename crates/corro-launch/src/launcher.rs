@@ -25,6 +25,7 @@ use crate::job::Job;
 use crate::keyboard::{self, Keyboard};
 use crate::output::Output;
 use crate::process_id::ProcessId;
+use crate::servers::{self, Servers};
 use crate::start::{Local, Starter};
 use crate::threads::{self, Share};
 use crate::variables::Common;
@@ -95,6 +96,8 @@ pub(crate) struct Launcher<'a> {
     pub(crate) agents: Vec<HostAgent>,
     pub(crate) output: SharedOutput,
     store: store::Server,
+    /// Parameter servers, which end with us.
+    servers: Option<Servers>,
     sender: Sender<Event>,
     events: Receiver<Event>,
     last_beat: Instant,
@@ -115,7 +118,25 @@ impl<'a> Launcher<'a> {
             let sender = sender.clone();
             watcher.ask_by(move |question| drop(sender.send(Event::Asked(question))));
         }
-        Ok(Self { job, secret, agents: Vec::new(), output, store, sender, events, last_beat: Instant::now() })
+        let (agents, last_beat) = (Vec::new(), Instant::now());
+        let mut launcher = Self { job, secret, agents, output, store, servers: None, sender, events, last_beat };
+        launcher.start_servers(all_here)?;
+        Ok(launcher)
+    }
+
+    /// Starts the job's parameter servers, and leaves in the store where they are.
+    fn start_servers(&mut self, all_here: bool) -> Result<()> {
+        if self.job.servers.hosts.is_empty() {
+            return Ok(());
+        }
+        let (running, addresses) = Servers::start(self.job, &self.secret, all_here)?;
+        self.servers = Some(running);
+        let deadline = Deadline::after(self.job.start_timeout);
+        let mut client = self.client(deadline)?;
+        for (server, addresses) in addresses.iter().enumerate() {
+            client.set(&servers::key(server), addresses.as_str(), deadline)?;
+        }
+        Ok(())
     }
 
     /// The next that happens, if anything does within `limit`.

@@ -18,6 +18,7 @@
 //! | [`agent`] | what runs on each host |
 //! | `process_id` | who is who for the launcher and its agents |
 //! | `process_tree` | processes and all that descends from them |
+//! | `server_plan`, `servers` | a job's parameter servers |
 //! | [`output`], `keyboard` | what the user sees, and types |
 //! | `watch` | what those who watch a job are told of it |
 //! | [`worker`] | values between the starter of a job and its ranks |
@@ -42,6 +43,8 @@ pub mod output;
 pub mod placement;
 mod process_id;
 mod process_tree;
+mod server_plan;
+mod servers;
 pub mod start;
 mod threads;
 mod variables;
@@ -54,3 +57,4 @@ pub use failure::Failure;
 pub use job::{Job, Outcome};
 pub use local::run_local;
 pub use process_id::ProcessId;
+pub use server_plan::ServerPlan;

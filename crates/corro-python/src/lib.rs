@@ -18,6 +18,7 @@
 //! | `handles` | operations in flight |
 //! | `output` | results in memory that the engine has allocated |
 //! | `large_pages` | large tensors in fresh memory |
+//! | `servers` | parameter servers, and stores at them |
 //! | `settings` | knobs that Python code asks for |
 //! | `starter` | starting jobs, for `corro.runner` |
 //! | `watching` | what those who watch the job are told |
@@ -38,6 +39,7 @@ mod objects;
 mod ops;
 mod output;
 mod running;
+mod servers;
 mod settings;
 mod starter;
 mod tensorflow;
@@ -76,6 +78,8 @@ mod _native {
     use crate::ops::{barrier, join, run, shared_memory, submit, submit_group};
     #[pymodule_export]
     use crate::output::Output;
+    #[pymodule_export]
+    use crate::servers::{ParameterServer, Pulled, PulledRows, StoreClient, launched_servers, server_shares};
     #[pymodule_export]
     use crate::settings::{flag, foreign, setting};
     #[pymodule_export]

@@ -40,6 +40,7 @@ const LINK: u8 = 1;
 const STORE: u8 = 2;
 const MESSAGES: u8 = 3;
 const CONTROL: u8 = 4;
+const PARAMETERS: u8 = 5;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,12 +64,14 @@ pub enum Purpose {
     Store,
     /// A client of a [`crate::messages::MessageServer`].
     Messages,
+    /// A worker, or another server, that comes to a parameter server with data.
+    Parameters,
 }
 
 impl Purpose {
     /// Whether what is said decides something, so that nobody may change it on its way. Data may travel unprotected.
     pub(crate) const fn must_be_sealed(self) -> bool {
-        !matches!(self, Self::Link { control: false, .. })
+        !matches!(self, Self::Link { control: false, .. } | Self::Parameters)
     }
 }
 
@@ -81,6 +84,8 @@ pub enum Serves {
     Store,
     /// Clients that exchange messages.
     Messages,
+    /// Those who come to a parameter server.
+    Parameters,
 }
 
 /// What ties a proof to the channel it travels in.
@@ -429,7 +434,9 @@ fn check_magic(start: &[u8]) -> Result<()> {
 fn check_purpose(serves: Serves, purpose: Purpose) -> Result<()> {
     match (serves, purpose) {
         (Serves::Rank(me), Purpose::Link { to, .. }) if me == to => Ok(()),
-        (Serves::Store, Purpose::Store) | (Serves::Messages, Purpose::Messages) => Ok(()),
+        (Serves::Store, Purpose::Store)
+        | (Serves::Messages, Purpose::Messages)
+        | (Serves::Parameters, Purpose::Parameters) => Ok(()),
         (Serves::Rank(me), Purpose::Link { from, to, .. }) => Err(Error::Unauthenticated(format!(
             "rank {from} wants rank {to}, but this is rank {me} (it may hold an address from an earlier job)"
         ))),
@@ -442,7 +449,13 @@ fn check_purpose(serves: Serves, purpose: Purpose) -> Result<()> {
         (Serves::Messages, other) => {
             Err(Error::Unauthenticated(format!("it wants {other:?}, but this is a message server")))
         }
+        (Serves::Parameters, other) => {
+            Err(Error::Unauthenticated(format!("it wants {other:?}, but this is a parameter server")))
+        }
         (_, Purpose::Messages) => Err(Error::Unauthenticated("it wants a message server, which this is not".into())),
+        (_, Purpose::Parameters) => {
+            Err(Error::Unauthenticated("it wants a parameter server, which this is not".into()))
+        }
     }
 }
 
@@ -456,6 +469,7 @@ fn encode_hello(purpose: Purpose, nonce: &[u8; 32]) -> Result<[u8; HELLO_BYTES]>
         }
         Purpose::Store => (STORE, 0, 0, 0, 0, 0),
         Purpose::Messages => (MESSAGES, 0, 0, 0, 0, 0),
+        Purpose::Parameters => (PARAMETERS, 0, 0, 0, 0, 0),
     };
     let mut hello = [0; HELLO_BYTES];
     let mut rest = &mut hello[..];
@@ -500,6 +514,7 @@ fn decode_hello(hello: &[u8; HELLO_BYTES]) -> Result<Purpose> {
         LINK | CONTROL => Err(Error::Malformed(format!("stream {index} of {count}"))),
         STORE if hello[8..40].iter().all(|b| *b == 0) => Ok(Purpose::Store),
         MESSAGES if hello[8..40].iter().all(|b| *b == 0) => Ok(Purpose::Messages),
+        PARAMETERS if hello[8..40].iter().all(|b| *b == 0) => Ok(Purpose::Parameters),
         other => Err(Error::Malformed(format!("a connection of unknown purpose {other}"))),
     }
 }

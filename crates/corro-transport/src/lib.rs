@@ -18,6 +18,7 @@
 //! | `handshake`, [`secret`] | how both ends of a connection prove that they belong to the job |
 //! | [`store`] | the rendezvous: a small authenticated key-value store |
 //! | [`messages`] | many processes of a job talking to one, by messages both ways |
+//! | [`door`] | connections of whoever comes to a process that serves data |
 //! | [`statements`] | how a rank tells whoever started it why it ends |
 //! | [`forks`] | whether this process was forked from the one that had joined |
 //! | `cores` | how many cores may be used, and so whether to spin |
@@ -40,6 +41,7 @@ mod wait_limit;
 mod withdrawal;
 
 // network
+pub mod door;
 pub mod handshake;
 pub mod messages;
 pub mod nic;

@@ -19,10 +19,11 @@ from corro._front.process_sets import (
     remove_process_set,
 )
 from corro._front.watching import log
-from corro.torch import elastic
+from corro.torch import elastic, sparse
 from corro.torch._shared import shared_empty
 from corro.torch.compression import Compression
 from corro.torch.custom import GradBucket, OwnCompressor, allreduce_future, register_compressor
+from corro.torch.embedding import ShardedEmbedding, ShardedEmbeddingBag
 from corro.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -117,6 +118,8 @@ __all__ = [
     "OwnCompressor",
     "ProcessSet",
     "Product",
+    "ShardedEmbedding",
+    "ShardedEmbeddingBag",
     "Sum",
     "SyncBatchNorm",
     "add_process_set",
@@ -179,6 +182,7 @@ __all__ = [
     "shared_empty",
     "shutdown",
     "size",
+    "sparse",
     "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",

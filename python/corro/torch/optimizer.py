@@ -43,6 +43,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    mode: str = "allreduce",
+    staleness: int | None = 0,
+    servers: Any = None,
 ) -> Distributed:
     """The same optimizer, whose `step` works with gradients reduced over all ranks of the set.
 
@@ -57,6 +60,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     "*": hvd.Compression.powersgd(rank=4)}`, of which the first that fits counts. What it leaves out is in
     `state_dict()`, each rank's own: save it on every rank. Raises `ValueError` for names that are missing or come
     twice.
+
+    `mode="ps"` has parameter servers do it. With `staleness=0` they average gradients, and all ends as with allreduce. With
+    a bound, ranks may be as many steps apart (None: any number), and servers own the parameters and run the optimizer,
+    which must be SGD, Adam, AdamW or Adagrad; what it remembers is saved by `optimizer.store`. `servers` is as in
+    `corro.ps.Store`.
 
     New methods: `synchronize()` waits for all gradients, `skip_synchronize()` is for a `step` after it, `no_sync()` for
     batches whose gradients only add up, `set_backward_passes_per_step(n)`.
@@ -78,6 +86,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         warnings.warn("num_groups is deprecated: use groups.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     names = _names(optimizer, named_parameters)
+    if mode != "allreduce":
+        from corro.torch import _served
+
+        _served.check(mode, staleness, compression, Compression.none)
+        if staleness != 0:
+            served = _subclass(optimizer, _served.ServedOptimizer)
+            served._serve(names, process_set, staleness, servers)
+            return served  # type: ignore[no-any-return]
     group_lists = _groups(groups, list(names))
 
     if op == Adasum and settings_of(compression, Compression.none) is not None:
@@ -97,9 +113,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     # Adasum of one rank is that rank's gradient.
     numbers = (Sum if op == Adasum else op, *factors)
     distributed = _subclass(optimizer, _DistributedOptimizer)
-    distributed._distribute(
-        Reducer(names, group_lists, backward_passes_per_step, compression, sparse_as_dense, process_set, numbers)
-    )
+    reducer = Reducer(names, group_lists, backward_passes_per_step, compression, sparse_as_dense, process_set, numbers)
+    if mode != "allreduce" and process_set.included() and basics.size() > 1:
+        reducer.way = _served.Served(names, process_set, numbers, servers)
+    distributed._distribute(reducer)
     return distributed
 
 

@@ -35,6 +35,25 @@ pub(super) fn parse(name: &'static str, words: &[OsString]) -> Result<ArgMatches
     command.no_binary_name(true).try_get_matches_from(words)
 }
 
+/// Flags that Horovod has and that hardly matter here.
+fn horovods_others() -> [Arg; 5] {
+    [
+        switch("gloo", "Use Corro's own transports, which are used in any case"),
+        switch("mpi", "Let mpirun start the ranks, and MPI move host tensors"),
+        switch("jsrun", "Let LSF's jsrun start the ranks"),
+        value("mpi-args", "ARGS", "More words for mpirun or jsrun, in one").allow_hyphen_values(true),
+        value("binding-args", "ARGS", "The same, in place of Corro's own about binding").allow_hyphen_values(true),
+    ]
+}
+
+/// For jobs with parameter servers.
+fn servers() -> [Arg; 2] {
+    [
+        value("servers", "N", "Start N parameter servers as well, on the hosts of the ranks"),
+        value("server-hosts", "H1,H2", "Hosts for them that have no ranks"),
+    ]
+}
+
 /// The flags for those who watch a job.
 fn watching() -> [Arg; 5] {
     let optional = |arg: Arg| arg.num_args(0..=1).default_missing_value("").require_equals(true);
@@ -102,13 +121,6 @@ pub(super) fn command(name: &'static str) -> Command {
         value("reset-limit", "N", "How often the job may start over"),
         value("blacklist-cooldown-range", "MIN MAX", "Seconds before a failed host is tried again").num_args(2),
     ];
-    let other = [
-        switch("gloo", "Use Corro's own transports, which are used in any case"),
-        switch("mpi", "Let mpirun start the ranks, and MPI move host tensors"),
-        switch("jsrun", "Let LSF's jsrun start the ranks"),
-        value("mpi-args", "ARGS", "More words for mpirun or jsrun, in one").allow_hyphen_values(true),
-        value("binding-args", "ARGS", "The same, in place of Corro's own about binding").allow_hyphen_values(true),
-    ];
     let mut command = Command::new(name)
         .about("Starts a job of several processes, here and on other hosts")
         .override_usage(format!("{name} -np N [-H host:slots,...] [flags] command [arguments]"))
@@ -118,6 +130,8 @@ pub(super) fn command(name: &'static str) -> Command {
         .args_override_self(true)
         .next_help_heading("Job")
         .args(job)
+        .next_help_heading("Parameter servers")
+        .args(servers())
         .next_help_heading("Watching")
         .args(watching())
         .next_help_heading("Network")
@@ -127,7 +141,7 @@ pub(super) fn command(name: &'static str) -> Command {
         .next_help_heading("Elastic jobs")
         .args(elastic)
         .next_help_heading("Horovod's other flags")
-        .args(other)
+        .args(horovods_others())
         .next_help_heading("Settings of the ranks")
         .group(clap::ArgGroup::new("where").args(["hosts", "hostfile", "host-discovery-script"]))
         .group(clap::ArgGroup::new("controller").args(["gloo", "mpi", "jsrun"]));

@@ -76,6 +76,7 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
             Ok(code) => code as u8,
             Err(e) => complain("corro agent", &e),
         },
+        "server" => crate::servers::serve().map_or_else(|e| complain("corro server", &e), |()| 0),
         "completion" => program::completion(rest),
         "--version" | "-V" | "-v" => {
             println!("corro {}", env!("CARGO_PKG_VERSION"));

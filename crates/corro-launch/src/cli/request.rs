@@ -19,6 +19,7 @@ use crate::hosts::{self, Host};
 use crate::job::{Job, Outcome};
 use crate::output::{Output, Ranks};
 use crate::placement;
+use crate::server_plan::ServerPlan;
 use crate::start::{HostKeys, Remote};
 
 /// For waits that cannot be switched off.
@@ -156,6 +157,11 @@ pub(super) fn understand(
         Some(launcher) => Some(Handover::new(matches, launcher, given_hosts(matches)?.unwrap_or_default(), &job)?),
         None => None,
     };
+    if handover.is_some() && !job.servers.hosts.is_empty() {
+        return Err(Error::Usage(
+            "--servers is for jobs that corro starts itself, not mpirun or jsrun: there every rank has a server of its own".into(),
+        ));
+    }
     let only = wanted_ranks(matches, rules.is_none().then(|| job.size()))?;
     debug(matches, rules.is_some(), &mut job)?;
     let plan = match rules {
@@ -196,7 +202,29 @@ fn fill_in(matches: &ArgMatches, allocation: Option<&Allocation>, job: &mut Job)
         }
     }
     job.remote = remote(matches, allocation)?;
+    job.servers = servers(matches, job)?;
+    if !job.servers.hosts.is_empty() {
+        job.variables.push((config::SERVERS.name.into(), job.servers.setting()));
+    }
     Ok(())
+}
+
+/// The job's parameter servers: dealt to the hosts that were named for them, or to those of the ranks.
+fn servers(matches: &ArgMatches, job: &Job) -> Result<ServerPlan> {
+    let named = match matches.get_one::<String>("server-hosts") {
+        Some(list) => hosts::parse_list(list)?,
+        None => Vec::new(),
+    };
+    let apart = !named.is_empty();
+    let here = || vec![Host::local(1)];
+    let hosts: Vec<Host> = match named {
+        named if !named.is_empty() => named,
+        _ => job.placement.iter().map(|assignment| assignment.host.clone()).collect(),
+    };
+    // The hosts of an elastic job come later.
+    let hosts = if hosts.is_empty() { here() } else { hosts };
+    let count = number(matches, "servers")?.unwrap_or(if apart { hosts.len() } else { 0 });
+    Ok(ServerPlan { hosts: hosts.into_iter().cycle().take(count).collect(), apart })
 }
 
 /// Whose output is shown. `size` is how many ranks there are, if that is known.
@@ -460,6 +488,23 @@ mod tests {
     fn fixed(request: &Request) -> &Job {
         let Plan::Fixed(job) = &request.plan else { panic!("an elastic job") };
         job
+    }
+
+    #[test]
+    fn servers_are_dealt_to_hosts() {
+        let servers = |line: &str| {
+            let request = ask(line).unwrap();
+            let plan = &fixed(&request).servers;
+            let names: Vec<String> = plan.hosts.iter().map(|host| host.name.clone()).collect();
+            (names.join(","), plan.apart)
+        };
+        assert_eq!(servers("-np 2 x"), (String::new(), false));
+        assert_eq!(servers("-np 4 -H a:2,b:2 --servers 3 x"), ("a,b,a".into(), false));
+        assert_eq!(servers("-np 2 -H a:1,b:1 --server-hosts c,d x"), ("c,d".into(), true));
+        assert_eq!(servers("-np 2 -H a:1,b:1 --server-hosts c --servers 2 x"), ("c,c".into(), true));
+        let request = ask("-np 1 --servers 2 x").unwrap();
+        let told = &fixed(&request).variables;
+        assert!(told.contains(&("CORRO_SERVERS".into(), "2".into())));
     }
 
     fn rules(line: &str) -> (usize, usize, usize, usize) {

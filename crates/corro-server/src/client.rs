@@ -1,0 +1,507 @@
+//! A worker's end of its store: the [`Session`] with its connections, and the thread that serves them.
+//!
+//! Calls that wait have a deadline; when it passes, servers are asked for whom they wait, and the error says so.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use corro_core::{Deadline, Error, Result};
+use corro_transport::Broken;
+use corro_transport::door;
+use corro_transport::messages::Waker;
+use corro_transport::secret::Secret;
+use rustix::event::{PollFd, PollFlags};
+
+use crate::frame::{Request, Response, StoreSetup};
+use crate::optimizer::Optimizer;
+use crate::saving;
+use crate::session::{Answer, KeySpec, Session};
+use crate::shard::WAITS;
+use crate::wire::Wire;
+use crate::words::{Consistency, Payload, ServerId, WorkerId};
+
+/// How much may wait to be sent before a push waits, too.
+const QUEUED_BYTES: usize = 512 << 20;
+/// How much is handed to a connection at once: what is there can't be overtaken any more.
+const HANDED_BYTES: usize = 256 * 1024;
+/// How often one who waits is asked whether it shall go on.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long servers may take to say for whom they wait.
+const EXPLAIN_TIME: Duration = Duration::from_secs(2);
+/// How long goodbyes may take.
+const BYE_TIME: Duration = Duration::from_secs(2);
+
+/// One server, as its workers know it.
+#[derive(Clone, Debug)]
+pub struct ServerAddress {
+    /// Where it can be reached.
+    pub addresses: Vec<SocketAddr>,
+    /// How much of the parameters it is to have, beside the others.
+    pub share: f64,
+}
+
+/// What a store is, for one of its workers. All but `me` must be the same on every worker.
+#[derive(Clone, Debug)]
+pub struct StoreConfig {
+    /// Which store of the job.
+    pub store: u64,
+    /// This worker.
+    pub me: WorkerId,
+    /// How many there are.
+    pub workers: u32,
+    /// How far they may drift apart.
+    pub consistency: Consistency,
+    /// In the same order everywhere.
+    pub servers: Vec<ServerAddress>,
+    /// The job's secret.
+    pub secret: Secret,
+    /// Whether everything goes through TLS.
+    pub tls: bool,
+    /// How long to wait for others; zero: for ever.
+    pub timeout: Duration,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// Asked now and then while a call waits: whether it shall give up, because the user wants to go.
+    pub interrupted: fn() -> bool,
+}
+
+/// A value that was asked for.
+#[derive(Debug)]
+pub struct Pull {
+    name: String,
+    ids: Vec<u64>,
+}
+
+/// Rows that were asked for, and where each goes.
+#[derive(Debug)]
+pub struct PullRows {
+    width: usize,
+    ids: Vec<(u64, Vec<usize>)>,
+}
+
+/// A worker's end of its store. Says goodbye when dropped.
+#[derive(Debug)]
+pub struct Client {
+    shared: Arc<Shared>,
+    config: StoreConfig,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    waker: Waker,
+}
+
+#[derive(Debug)]
+struct State {
+    session: Session,
+    /// Nothing more will be asked.
+    closing: bool,
+    /// Bytes that came and went.
+    moved: (u64, u64),
+}
+
+impl Shared {
+    // A panic elsewhere leaves the session whole enough to fail with words.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Client {
+    /// Connects to all servers of a store.
+    pub fn connect(config: StoreConfig) -> Result<Self> {
+        let setup = StoreSetup {
+            store: config.store,
+            workers: config.workers,
+            consistency: config.consistency,
+            servers: config.servers.iter().map(|server| server.addresses.clone()).collect(),
+            you: 0,
+        };
+        let portions = config.servers.iter().map(|server| server.share).collect();
+        let session = Session::new(config.me, setup, portions);
+        let deadline = Deadline::after(config.connect_timeout);
+        let mut wires = BTreeMap::new();
+        for (server, place) in (0u32..).zip(&config.servers) {
+            let name = format!("parameter server {server} of {}", config.servers.len());
+            let mut wire = Wire::new(door::knock(&name, &place.addresses, &config.secret, config.tls, deadline)?);
+            wire.say(&session.hello(server), Payload::default())?;
+            wires.insert(server, wire);
+        }
+        let state = Mutex::new(State { session, closing: false, moved: (0, 0) });
+        let shared = Arc::new(Shared { state, changed: Condvar::new(), waker: Waker::new()? });
+        let serving = Connections { shared: shared.clone(), wires, unfinished: false };
+        let thread = std::thread::Builder::new()
+            .name("corro-store-client".into())
+            .spawn(move || serving.run())
+            .map_err(|e| Error::io("starting the thread that talks to parameter servers", e))?;
+        Ok(Self { shared, config, thread: Some(thread) })
+    }
+
+    /// Does something with the session, and lets its thread send what follows from it.
+    fn with<T>(&self, work: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
+        let result = work(&mut self.shared.lock().session);
+        self.shared.waker.ring();
+        result
+    }
+
+    /// Names a key, and waits until it has its first value: worker 0's (none: zeros).
+    pub fn init(&self, spec: KeySpec, value: Option<&[u8]>) -> Result<()> {
+        let what = format!("the first value of {:?}", spec.name);
+        let ids = self.with(|session| session.init(spec, value))?;
+        self.wait(&ids, &what).map(drop)
+    }
+
+    /// Pushes all of a key. The value may be changed at once.
+    pub fn push(&self, name: &str, value: &[u8], priority: i64, rate: Option<f32>) -> Result<()> {
+        self.wait_for_room()?;
+        self.with(|session| session.push(name, value, priority, rate))
+    }
+
+    /// Pushes some rows of a key.
+    pub fn push_rows(&self, name: &str, rows: &[u64], elements: &[u8], priority: i64, rate: Option<f32>) -> Result<()> {
+        self.wait_for_room()?;
+        self.with(|session| session.push_rows(name, rows, elements, priority, rate))
+    }
+
+    /// Asks for all of a key.
+    pub fn pull(&self, name: &str, priority: i64) -> Result<Pull> {
+        let ids = self.with(|session| session.pull(name, priority))?;
+        Ok(Pull { name: name.to_owned(), ids })
+    }
+
+    /// Waits for a value; gives how many workers are in it, in rounds.
+    pub fn value(&self, pull: &Pull, into: &mut [u8]) -> Result<u32> {
+        let answers = self.wait(&pull.ids, &format!("the value of {:?}", pull.name))?;
+        let state = self.shared.lock();
+        let named = state.session.named(&pull.name)?;
+        named.fits(into.len())?;
+        let mut least = u32::MAX;
+        for (part, answer) in answers.into_iter().enumerate() {
+            if let Answer::Value(value, contributors) = answer {
+                named.put(part, &value, into);
+                least = least.min(contributors);
+            }
+        }
+        Ok(least)
+    }
+
+    /// Whether a value has come.
+    pub fn has_come(&self, pull: &Pull) -> bool {
+        let state = self.shared.lock();
+        pull.ids.iter().all(|id| state.session.is_answered(*id))
+    }
+
+    /// Asks for some rows of a key.
+    pub fn pull_rows(&self, name: &str, rows: &[u64], priority: i64) -> Result<PullRows> {
+        let width = self.shared.lock().session.named(name)?.layout.row_bytes();
+        Ok(PullRows { width, ids: self.with(|session| session.pull_rows(name, rows, priority))? })
+    }
+
+    /// Waits for rows, which come in the order in which they were asked for.
+    pub fn rows(&self, pull: &PullRows, into: &mut [u8]) -> Result<()> {
+        let ids: Vec<u64> = pull.ids.iter().map(|(id, _)| *id).collect();
+        let answers = self.wait(&ids, "rows")?;
+        let count: usize = pull.ids.iter().map(|(_, places)| places.len()).sum();
+        if into.len() != count * pull.width {
+            return Err(Error::Usage(format!("{} bytes for {count} rows of {} bytes", into.len(), pull.width)));
+        }
+        for (answer, (_, places)) in answers.into_iter().zip(&pull.ids) {
+            let Answer::Value(value, _) = answer else { continue };
+            for (row, place) in value.chunks_exact(pull.width.max(1)).zip(places) {
+                into[place * pull.width..(place + 1) * pull.width].copy_from_slice(row);
+            }
+        }
+        Ok(())
+    }
+
+    /// A step is over.
+    pub fn clock(&self) -> Result<()> {
+        self.with(Session::clock)
+    }
+
+    /// Waits until all workers have come here, and everything that they pushed before is in what is read after.
+    pub fn barrier(&self) -> Result<()> {
+        let deadline = Deadline::after(self.config.timeout);
+        self.wait_until(deadline, "its own pushes to be acknowledged", |session| {
+            session.check().map(|()| (session.unacknowledged() == 0).then_some(()))
+        })?;
+        let id = self.with(Session::barrier)?;
+        self.wait(&[id], "all workers to come to the barrier").map(drop)
+    }
+
+    /// Servers update with this from now on.
+    pub fn set_optimizer(&self, optimizer: Optimizer) -> Result<()> {
+        if optimizer.has_momentum() && matches!(self.config.consistency, Consistency::Async { staleness_lr: false }) {
+            tracing::warn!(
+                "asynchronous updates act like momentum of their own, and this optimizer adds to it: lower it, bound the \
+                 staleness, or let the learning rate follow it"
+            );
+        }
+        let ids = self.with(|session| session.optimize(optimizer))?;
+        self.wait(&ids, "servers to take the optimizer").map(drop)
+    }
+
+    /// What each server has counted; those that are lost have nothing to say.
+    pub fn stats(&self) -> Result<Vec<Vec<(String, u64)>>> {
+        let ids = self.with(|session| session.ask_all(|id| Request::Stats { id }))?;
+        let answers = self.wait(&ids, "servers to tell how they do")?;
+        let counts = |answer| if let Answer::Stats(counts) = answer { counts } else { Vec::new() };
+        Ok(answers.into_iter().map(counts).collect())
+    }
+
+    /// Bytes that came from and went to servers.
+    pub fn bytes_moved(&self) -> (u64, u64) {
+        self.shared.lock().moved
+    }
+
+    /// Which servers are lost.
+    pub fn lost(&self) -> Vec<ServerId> {
+        self.shared.lock().session.lost().iter().copied().collect()
+    }
+
+    /// Writes all that servers own to a file; worker 0 does, and all must call it.
+    pub fn save(&self, file: &Path) -> Result<()> {
+        self.barrier()?;
+        let outcome = if self.config.me == 0 { self.dump(file) } else { Ok(()) };
+        self.barrier()?;
+        outcome
+    }
+
+    fn dump(&self, file: &Path) -> Result<()> {
+        let ids = self.with(|session| session.ask_all(|id| Request::Dump { id }))?;
+        let answers = self.wait(&ids, "servers to tell what they own")?;
+        let parts =
+            answers.into_iter().flat_map(|answer| if let Answer::Dump(parts) = answer { parts } else { Vec::new() });
+        saving::write(file, parts.collect())
+    }
+
+    /// Gives servers what a file has, however many there were then; all workers must call it, after the same inits.
+    pub fn load(&self, file: &Path) -> Result<()> {
+        self.barrier()?;
+        let outcome = if self.config.me == 0 { self.restore(file) } else { Ok(()) };
+        self.with(|session| {
+            session.begin_anew();
+            Ok(())
+        })?;
+        self.barrier()?;
+        outcome
+    }
+
+    fn restore(&self, file: &Path) -> Result<()> {
+        let saved = saving::read(file)?;
+        let ids = self.with(|session| session.restore(saved))?;
+        self.wait(&ids, "servers to take what was saved").map(drop)
+    }
+
+    /// Leaves when all do. One who leaves earlier (by being dropped) is not there to help if a server is lost just then.
+    pub fn close(self) -> Result<()> {
+        self.barrier()
+    }
+
+    fn wait_for_room(&self) -> Result<()> {
+        let deadline = Deadline::after(self.config.timeout);
+        self.wait_until(deadline, "servers to take what was pushed", |session| {
+            session.check().map(|()| (session.queued_bytes() < QUEUED_BYTES).then_some(()))
+        })
+    }
+
+    /// Waits for answers, in the order of `ids`.
+    fn wait(&self, ids: &[u64], what: &str) -> Result<Vec<Answer>> {
+        let deadline = Deadline::after(self.config.timeout);
+        let mut answers = Vec::with_capacity(ids.len());
+        for id in ids {
+            answers.push(self.wait_until(deadline, what, |session| session.answer(*id).transpose())?);
+        }
+        Ok(answers)
+    }
+
+    fn wait_until<T>(
+        &self,
+        deadline: Deadline,
+        what: &str,
+        mut look: impl FnMut(&mut Session) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(found) = look(&mut state.session)? {
+                return Ok(found);
+            }
+            if deadline.passed() {
+                drop(state);
+                return Err(self.late(deadline, what));
+            }
+            let nap = deadline.left().unwrap_or(Duration::MAX).min(LOOK);
+            let (woken, napped) = self.shared.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner);
+            if napped.timed_out() {
+                drop(woken);
+                if (self.config.interrupted)() {
+                    return Err(Error::Withdrawn);
+                }
+                state = self.shared.lock();
+            } else {
+                state = woken;
+            }
+        }
+    }
+
+    /// The error of one who has waited for too long, with what servers say to it.
+    fn late(&self, deadline: Deadline, what: &str) -> Error {
+        let explain = Deadline::after(EXPLAIN_TIME);
+        let mut reasons = Vec::new();
+        let asked = self.with(|session| session.ask_all(|id| Request::Stats { id })).unwrap_or_default();
+        let mut state = self.shared.lock();
+        while !explain.passed() && !asked.iter().all(|id| state.session.is_answered(*id)) {
+            let nap = explain.left().unwrap_or_default();
+            state = self.shared.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        for id in asked {
+            if let Some(Ok(Answer::Stats(counts))) = state.session.answer(id) {
+                reasons.extend(counts.into_iter().filter_map(|(line, _)| line.strip_prefix(WAITS).map(str::to_owned)));
+            }
+        }
+        reasons.sort();
+        reasons.dedup();
+        let reasons = if reasons.is_empty() { "servers say nothing".into() } else { reasons.join("; ") };
+        Error::Shutdown(
+            format!(
+                "worker {} has waited {:?} for {what}: {reasons}. Look at the logs of those workers; CORRO_TIMEOUT sets how long to \
+                 wait",
+                self.config.me,
+                deadline.granted()
+            )
+            .into(),
+        )
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.session.bye();
+        state.closing = true;
+        drop(state);
+        self.shared.waker.ring();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that talks to parameter servers has panicked; please report it");
+        }
+    }
+}
+
+/// What the thread owns.
+struct Connections {
+    shared: Arc<Shared>,
+    wires: BTreeMap<ServerId, Wire<Response>>,
+    unfinished: bool,
+}
+
+impl Connections {
+    fn run(mut self) {
+        let mut ending: Option<Instant> = None;
+        loop {
+            if self.hand_over() {
+                let until = *ending.get_or_insert_with(|| Instant::now() + BYE_TIME);
+                let idle = self.wires.values().all(|wire| wire.waiting() == 0);
+                if idle || Instant::now() >= until {
+                    return;
+                }
+            }
+            self.flush();
+            let waker = self.shared.waker.clone();
+            let mut fds = vec![PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)];
+            fds.extend(self.wires.values().map(|wire| PollFd::from_borrowed_fd(wire.fd(), wire.interest())));
+            let nap = match (self.unfinished, ending) {
+                (true, _) => Duration::ZERO,
+                (false, Some(_)) => Duration::from_millis(20),
+                (false, None) => Duration::from_secs(3600),
+            };
+            if door::sleep(&mut fds, Some(nap)).is_err() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let rung = !fds[0].revents().is_empty();
+            drop(fds);
+            if rung {
+                waker.silence();
+            }
+            self.read();
+        }
+    }
+
+    /// Hands frames to connections that have room. True when nothing more will come.
+    fn hand_over(&mut self) -> bool {
+        let mut state = self.shared.lock();
+        let lost = state.session.lost().clone();
+        self.wires.retain(|server, _| !lost.contains(server));
+        let mut all = true;
+        for (server, wire) in &mut self.wires {
+            while wire.waiting() < HANDED_BYTES {
+                let Some((request, payload)) = state.session.take(*server) else { break };
+                if let Err(e) = wire.say(&request, payload) {
+                    state.session.fail(e);
+                }
+            }
+            all &= !state.session.has_output(*server);
+        }
+        state.moved = self.wires.values().fold(state.moved, |(i, o), wire| (i + wire.moved.0, o + wire.moved.1));
+        self.wires.values_mut().for_each(|wire| wire.moved = (0, 0));
+        let done = state.closing && all;
+        drop(state);
+        self.shared.changed.notify_all();
+        done
+    }
+
+    fn flush(&mut self) {
+        // What is broken is noticed when it is read.
+        for wire in self.wires.values_mut() {
+            let _ = wire.flush();
+        }
+    }
+
+    fn read(&mut self) {
+        let mut heard = Vec::new();
+        let mut broken = Vec::new();
+        self.unfinished = false;
+        for (server, wire) in &mut self.wires {
+            let outcome = wire.flush().and_then(|()| {
+                wire.read(|response, payload| {
+                    heard.push((*server, response, payload));
+                    Ok(())
+                })
+            });
+            match outcome {
+                Ok(more) => self.unfinished |= more,
+                Err(reason) => broken.push((*server, reason)),
+            }
+        }
+        if heard.is_empty() && broken.is_empty() {
+            return;
+        }
+        let mut state = self.shared.lock();
+        for (server, response, payload) in heard {
+            if let Response::Refused { id: 0, why } = &response {
+                state.session.fail(Error::Usage(format!("parameter server {server} refused this worker: {why}")));
+            } else if let Err(e) = state.session.hear(server, response, payload) {
+                broken.push((server, Broken(e.to_string())));
+            }
+        }
+        for (server, Broken(reason)) in broken {
+            self.wires.remove(&server);
+            if !state.closing && !state.session.lost().contains(&server) {
+                tracing::warn!(server, reason, "a parameter server is lost; its heir takes over");
+                state.session.lose(server);
+            }
+        }
+        drop(state);
+        self.shared.changed.notify_all();
+        self.shared.waker.ring();
+    }
+}

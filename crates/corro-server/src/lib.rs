@@ -1,0 +1,44 @@
+//! Parameter servers: processes that sum or own parameters, for workers that are not tied to each other.
+//!
+//! A *store* has workers and servers. Keys are cut into parts, each at one server. In rounds (BSP) a server adds one push of
+//! every worker, in the order of workers, and answers with the bits of an allreduce; with a bound (SSP) or without one,
+//! workers read what is there, as old as the bound allows.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`words`] | keys, rules, consistency |
+//! | [`frame`] | what is said on the wire |
+//! | [`placement`] | which server has which part (pure) |
+//! | [`consistency`] | who waits for whom (pure) |
+//! | [`optimizer`], [`table`] | the arithmetic on one part (pure) |
+//! | `entry`, [`shard`] | all decisions of a server (pure) |
+//! | `queue`, `parts`, [`session`] | all decisions of a worker (pure) |
+//! | [`saving`] | what servers own, in a file |
+//! | [`server`], [`client`] | the same with sockets |
+//! | [`simulator`] | the pure parts in a world that goes wrong |
+//!
+//! `docs/design/parameter-server.md` says why it is so.
+
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod consistency;
+mod entry;
+pub mod frame;
+pub mod optimizer;
+mod parts;
+pub mod placement;
+mod queue;
+pub mod saving;
+pub mod server;
+pub mod session;
+pub mod shard;
+#[doc(hidden)]
+pub mod simulator;
+pub mod table;
+mod wire;
+pub mod words;
+
+pub use entry::Output;
+pub use optimizer::Optimizer;
+pub use words::{Consistency, Rule};

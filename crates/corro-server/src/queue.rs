@@ -1,0 +1,103 @@
+//! What waits to be sent to one server: by priority, but never so that a key's frames change their order.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::frame::Request;
+use crate::words::{Key, Payload};
+
+/// Before all else.
+pub(crate) const URGENT: i64 = i64::MIN;
+
+/// See the module. Lower priorities go first.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    frames: BTreeMap<(i64, u64), (Request, Payload, Option<Key>)>,
+    /// Of each key that has frames here: how many, and the priority of the last.
+    keys: HashMap<Key, (usize, i64)>,
+    order: u64,
+    bytes: usize,
+}
+
+impl Queue {
+    /// Adds a frame that belongs to a key.
+    pub(crate) fn put(&mut self, key: Key, priority: i64, request: Request, payload: Payload) {
+        let known = self.keys.entry(key).or_insert((0, priority));
+        *known = (known.0 + 1, known.1.max(priority));
+        let priority = known.1;
+        self.insert(priority, request, payload, Some(key));
+    }
+
+    /// Adds a frame that says something about all before it.
+    pub(crate) fn put_last(&mut self, request: Request) {
+        let priority = self.frames.last_key_value().map_or(0, |((priority, _), _)| *priority);
+        self.insert(priority, request, Payload::default(), None);
+    }
+
+    /// Adds a frame that needs no other before it.
+    pub(crate) fn put_first(&mut self, request: Request) {
+        self.insert(URGENT, request, Payload::default(), None);
+    }
+
+    fn insert(&mut self, priority: i64, request: Request, payload: Payload, key: Option<Key>) {
+        self.order += 1;
+        self.bytes += payload.len();
+        self.frames.insert((priority, self.order), (request, payload, key));
+    }
+
+    /// The next frame to send.
+    pub(crate) fn take(&mut self) -> Option<(Request, Payload)> {
+        let (_, (request, payload, key)) = self.frames.pop_first()?;
+        self.bytes -= payload.len();
+        if let Some(key) = key
+            && let Some(known) = self.keys.get_mut(&key)
+        {
+            known.0 -= 1;
+            if known.0 == 0 {
+                self.keys.remove(&key);
+            }
+        }
+        Some((request, payload))
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        *self = Self { order: self.order, ..Self::default() };
+    }
+
+    /// Bytes of payload that wait.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_urgent_overtake_but_never_their_own_key() {
+        let mut queue = Queue::default();
+        let [a, b] = [1, 2].map(|name| Key { name, part: 0 });
+        let push = |id, key| Request::Push { id, key, clock: 0, seen: 0, rate: None };
+        queue.put(a, 5, push(1, a), Payload::default());
+        queue.put(b, 1, push(2, b), Payload::default());
+        // More urgent than the first push of its key, which must stay before it.
+        queue.put(a, 0, push(3, a), Payload::default());
+        queue.put_last(Request::Clock { clock: 1 });
+        queue.put(b, 0, push(4, b), Payload::default());
+        queue.put_first(Request::Lost { server: 1 });
+        let order: Vec<u64> = std::iter::from_fn(|| queue.take())
+            .map(|(request, _)| match request {
+                Request::Push { id, .. } => id,
+                Request::Clock { .. } => 100,
+                _ => 200,
+            })
+            .collect();
+        assert_eq!(order, [200, 2, 4, 1, 3, 100]);
+        assert!(queue.is_empty() && queue.keys.is_empty());
+    }
+}

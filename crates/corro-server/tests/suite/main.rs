@@ -1,0 +1,4 @@
+//! Servers and workers from outside, over loopback.
+
+mod processes;
+mod stores;

@@ -1,0 +1,325 @@
+//! Real servers and workers over loopback, as threads.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use corro_core::{DType, Deadline, ReduceOp};
+use corro_server::client::{Client, ServerAddress, StoreConfig};
+use corro_server::frame::{Reader, Request, Response, StoreSetup, encode};
+use corro_server::server::Server;
+use corro_server::session::KeySpec;
+use corro_server::{Consistency, Optimizer, Rule};
+use corro_testing::{Folder, Random, wait_until};
+use corro_transport::door::knock;
+use corro_transport::secret::Secret;
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn secret() -> Secret {
+    Secret::from_bytes([9; 32])
+}
+
+fn servers(count: usize, tls: bool) -> Vec<Server> {
+    let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    (0..count).map(|_| Server::start(here, &secret(), tls).unwrap()).collect()
+}
+
+fn config(servers: &[Server], me: u32, workers: u32, consistency: Consistency, tls: bool) -> StoreConfig {
+    let servers = servers.iter().map(|s| ServerAddress { addresses: s.addresses().to_vec(), share: 1.0 }).collect();
+    let (secret, timeout) = (secret(), SOON);
+    StoreConfig {
+        store: 1,
+        me,
+        workers,
+        consistency,
+        servers,
+        secret,
+        tls,
+        timeout,
+        connect_timeout: SOON,
+        interrupted: || false,
+    }
+}
+
+fn spec(name: &str, rows: u64, width: u32, rule: Rule) -> KeySpec {
+    KeySpec { name: name.into(), dtype: DType::F32, rows, width, rule, striped: false }
+}
+
+fn floats(seed: u64, count: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    (0..count).flat_map(|_| (random.unit() as f32).to_le_bytes()).collect()
+}
+
+/// Runs `work` as each worker.
+fn workers<T: Send>(count: u32, work: impl Fn(u32) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|me| {
+                scope.spawn({
+                    let work = &work;
+                    move || work(me)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// 600,000 floats: two parts and more.
+const LONG: usize = 600_000;
+
+#[test]
+fn rounds_have_the_bits_of_an_ordered_sum_whatever_comes_first() {
+    for tls in [false, true] {
+        let servers = servers(3, tls);
+        let expected = |round: u64, count: usize| {
+            let pushed: Vec<Vec<u8>> = (0..4).map(|me| floats(round * 10 + me, count)).collect();
+            let sources: Vec<&[u8]> = pushed.iter().map(Vec::as_slice).collect();
+            let mut sum = vec![0; count * 4];
+            corro_kernels::reduce_slices(ReduceOp::Sum, DType::F32, &mut sum, &sources, 0.25);
+            sum
+        };
+        workers(4, |me| {
+            let mut random = Random::new(u64::from(me) + 1);
+            let client = Client::connect(config(&servers, me, 4, Consistency::Bsp, tls)).unwrap();
+            client.init(spec("long", LONG as u64, 1, Rule::Average), None).unwrap();
+            client.init(spec("short", 3, 1, Rule::Average), None).unwrap();
+            let (mut long, mut short) = (vec![0; LONG * 4], vec![0; 12]);
+            for round in 1..=if tls { 2 } else { 5 } {
+                std::thread::sleep(random.time(Duration::from_millis(10)));
+                client.push("long", &floats(round * 10 + u64::from(me), LONG), 1, None).unwrap();
+                client.push("short", &floats(round * 10 + u64::from(me), 3), 0, None).unwrap();
+                let (a, b) = (client.pull("short", 0).unwrap(), client.pull("long", 1).unwrap());
+                assert_eq!(client.value(&a, &mut short).unwrap(), 4);
+                assert_eq!(client.value(&b, &mut long).unwrap(), 4);
+                assert!(short == expected(round, 3) && long == expected(round, LONG), "round {round} on {me}");
+            }
+            client.close().unwrap();
+        });
+    }
+}
+
+/// What is owned survives its server, with the bits that it would have had.
+#[test]
+fn a_lost_server_changes_nothing_but_the_time() {
+    let adam = Optimizer::Adam { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0, decoupled: false };
+    let train = |seed: Option<u64>| {
+        let mut all = servers(3, false);
+        let configs: Vec<StoreConfig> = (0..3).map(|me| config(&all, me, 3, Consistency::Bsp, false)).collect();
+        let killer = std::thread::spawn(move || {
+            let mut random = Random::new(seed.unwrap_or(0));
+            if seed.is_some() {
+                std::thread::sleep(random.time(Duration::from_millis(120)));
+                drop(all.remove(random.below(3)));
+            }
+            all
+        });
+        let ends = workers(3, |me| {
+            let client = Client::connect(configs[me as usize].clone()).unwrap();
+            let start = floats(99, 2000);
+            client.init(spec("owned", 2000, 1, Rule::Update), Some(&start)).unwrap();
+            client.init(spec("other", 500, 1, Rule::Update), None).unwrap();
+            client.init(spec("summed", 300_000, 1, Rule::Sum), None).unwrap();
+            client.set_optimizer(adam).unwrap();
+            let (mut owned, mut other, mut summed) = (vec![0; 8000], vec![0; 2000], vec![0; 1_200_000]);
+            let mut sums = 0u64;
+            for round in 0..40 {
+                let seed = round * 7 + u64::from(me);
+                client.push("owned", &floats(seed, 2000), 0, None).unwrap();
+                client.push("other", &floats(seed + 1, 500), 0, Some(0.01)).unwrap();
+                client.push("summed", &floats(seed + 2, 300_000), 0, None).unwrap();
+                for (name, room) in [("owned", &mut owned), ("other", &mut other), ("summed", &mut summed)] {
+                    let pull = client.pull(name, 0).unwrap();
+                    client.value(&pull, room).unwrap();
+                }
+                sums = sums.wrapping_mul(31).wrapping_add(summed.iter().map(|b| u64::from(*b)).sum());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let lost = client.lost().len();
+            client.close().unwrap();
+            (owned, other, sums, lost)
+        });
+        drop(killer.join().unwrap());
+        ends
+    };
+    let undisturbed = train(None);
+    assert!(undisturbed.iter().all(
+        |(owned, other, sums, _)| (owned, other, sums) == (&undisturbed[0].0, &undisturbed[0].1, &undisturbed[0].2)
+    ));
+    let mut lost = 0;
+    for seed in 0..6 {
+        for (me, (owned, other, sums, without)) in train(Some(seed)).into_iter().enumerate() {
+            lost += without;
+            assert!(owned == undisturbed[0].0, "seed {seed}, worker {me}: what was owned differs");
+            assert!(other == undisturbed[0].1 && sums == undisturbed[0].2, "seed {seed}, worker {me}: a sum differs");
+        }
+    }
+    assert!(lost >= 9, "servers were lost too late to matter: {lost}");
+}
+
+#[test]
+fn a_bound_lets_the_fast_go_ahead_and_no_further() {
+    let servers = servers(2, false);
+    workers(3, |me| {
+        let client = Client::connect(config(&servers, me, 3, Consistency::Ssp { bound: 2 }, false)).unwrap();
+        client.init(spec("ones", 64, 1, Rule::Add), None).unwrap();
+        let ones: Vec<u8> = [1f32; 64].iter().flat_map(|f| f.to_le_bytes()).collect();
+        let mut value = vec![0; 256];
+        for clock in 1..=30u32 {
+            std::thread::sleep(Duration::from_millis(if me == 0 { 6 } else { 1 }));
+            client.push("ones", &ones, 0, None).unwrap();
+            client.clock().unwrap();
+            let pull = client.pull("ones", 0).unwrap();
+            client.value(&pull, &mut value).unwrap();
+            let v = f32::from_le_bytes([value[0], value[1], value[2], value[3]]) as u32;
+            assert!((clock + 2 * clock.saturating_sub(2)..=clock + 2 * (clock + 3)).contains(&v), "{v} at {clock}");
+            assert!(value.chunks(4).all(|c| c == &value[..4]));
+        }
+        client.barrier().unwrap();
+        let pull = client.pull("ones", 0).unwrap();
+        client.value(&pull, &mut value).unwrap();
+        assert_eq!(value[..4], 90f32.to_le_bytes());
+        client.close().unwrap();
+    });
+}
+
+#[test]
+fn one_who_dies_is_not_waited_for() {
+    for consistency in [Consistency::Bsp, Consistency::Ssp { bound: 1 }] {
+        let servers = servers(2, false);
+        workers(3, |me| {
+            let client = Client::connect(config(&servers, me, 3, consistency, false)).unwrap();
+            client.init(spec("x", 4, 1, Rule::Add), None).unwrap();
+            for clock in 0..10 {
+                if me == 2 && clock == 3 {
+                    return;
+                }
+                client.push("x", &[0; 16], 0, None).unwrap();
+                client.clock().unwrap();
+                let pull = client.pull("x", 0).unwrap();
+                client.value(&pull, &mut [0; 16]).unwrap();
+            }
+            client.close().unwrap();
+        });
+    }
+}
+
+#[test]
+fn rows_are_read_and_updated_one_by_one() {
+    let servers = servers(2, false);
+    workers(2, |me| {
+        let client = Client::connect(config(&servers, me, 2, Consistency::Bsp, false)).unwrap();
+        let table: Vec<u8> = (0..10u8).flat_map(|row| [f32::from(row); 2]).flat_map(f32::to_le_bytes).collect();
+        client.init(KeySpec { striped: true, ..spec("table", 10, 2, Rule::Update) }, Some(&table)).unwrap();
+        client.set_optimizer(Optimizer::Sgd { lr: 1.0, momentum: 0.0, nesterov: false, weight_decay: 0.0 }).unwrap();
+        // Row 3 by both, and twice by the second; row 7 by the first.
+        let rows: &[u64] = if me == 0 { &[3, 7] } else { &[3, 3] };
+        let ones: Vec<u8> = [1f32; 4].iter().flat_map(|f| f.to_le_bytes()).collect();
+        client.push_rows("table", rows, &ones, 0, None).unwrap();
+        let mut got = vec![0; 5 * 8];
+        client.rows(&client.pull_rows("table", &[9, 3, 7, 3, 0], 0).unwrap(), &mut got).unwrap();
+        let first: Vec<f32> = got.chunks(8).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
+        assert_eq!(first, [9.0, 3.0 - 1.5, 7.0 - 0.5, 3.0 - 1.5, 0.0]);
+        let wrong = client.pull_rows("table", &[10], 0).unwrap_err().to_string();
+        assert!(
+            wrong.contains("row 10") && wrong.contains("\"table\"") && wrong.contains(&format!("worker {me}")),
+            "{wrong}"
+        );
+        client.close().unwrap();
+    });
+}
+
+#[test]
+fn what_is_saved_comes_back_with_another_number_of_servers() {
+    let folder = Folder::new("parameters");
+    let file = folder.path().join("all.corro");
+    let adagrad = Optimizer::Adagrad { lr: 0.1, eps: 1e-10, weight_decay: 0.0, initial: 0.0 };
+    let run = |count: usize, load: bool| {
+        let servers = servers(count, false);
+        workers(2, |me| {
+            let client = Client::connect(config(&servers, me, 2, Consistency::Bsp, false)).unwrap();
+            client.init(spec("w", LONG as u64, 1, Rule::Update), Some(&floats(5, LONG))).unwrap();
+            client.init(KeySpec { striped: true, ..spec("t", 9, 3, Rule::Update) }, None).unwrap();
+            client.set_optimizer(adagrad).unwrap();
+            if load {
+                client.load(&file).unwrap();
+            }
+            let mut w = vec![0; LONG * 4];
+            for round in u64::from(load)..2 {
+                client.push("w", &floats(round + u64::from(me), LONG), 0, None).unwrap();
+                client.push_rows("t", &[4, 8], &floats(round, 6), 0, None).unwrap();
+                client.value(&client.pull("w", 0).unwrap(), &mut w).unwrap();
+                if !load && round == 0 {
+                    client.save(&file).unwrap();
+                }
+            }
+            let mut t = vec![0; 9 * 12];
+            client.value(&client.pull("t", 0).unwrap(), &mut t).unwrap();
+            client.close().unwrap();
+            (w, t)
+        })
+    };
+    // The second round after the first, or after the first was loaded: the same gradients, the same bits.
+    let (first, again) = (run(1, false), run(3, true));
+    assert!(first[0].0 == again[0].0 && first[0].1 == again[0].1);
+}
+
+#[test]
+fn bad_clients_are_refused_and_nobody_else_notices() {
+    let servers = servers(1, false);
+    let good = Client::connect(config(&servers, 0, 1, Consistency::Bsp, false)).unwrap();
+    good.init(spec("x", 4, 1, Rule::Sum), None).unwrap();
+    let at = servers[0].addresses().to_vec();
+    let stranger = Secret::from_bytes([1; 32]);
+    let refused = knock("a server", &at, &stranger, false, Deadline::after(Duration::from_secs(1)));
+    assert!(refused.is_err());
+
+    let setup = StoreSetup { store: 1, workers: 1, consistency: Consistency::Bsp, servers: vec![at.clone()], you: 0 };
+    let nonsense: Vec<(&str, Vec<u8>)> = vec![
+        ("out of order", encode(&Request::Clock { clock: 1 }, 0).unwrap()),
+        ("connected already", encode(&Request::Hello { setup: setup.clone(), worker: 0, lost: vec![] }, 0).unwrap()),
+        (
+            "servers and",
+            encode(&Request::Hello { setup: StoreSetup { workers: 5, ..setup }, worker: 4, lost: vec![] }, 0).unwrap(),
+        ),
+        ("", vec![255; 64]),
+    ];
+    for (expected, bytes) in nonsense {
+        let mut stream = knock("a server", &at, &secret(), false, Deadline::after(SOON)).unwrap();
+        assert_eq!(stream.try_write(&bytes).unwrap(), bytes.len());
+        let mut reader = Reader::<Response>::default();
+        let mut told = String::new();
+        wait_until("an answer, and the end", SOON, || {
+            let Ok(count) = stream.try_read(reader.room()) else { return true };
+            reader.filled(count);
+            if let Ok(Some((Response::Refused { why, .. }, _))) = reader.next_frame() {
+                told = why;
+            }
+            false
+        });
+        assert!(told.contains(expected), "{told:?} is not about {expected:?}");
+    }
+    let wrong = good.push("x", &[0; 3], 0, None).unwrap_err().to_string();
+    assert!(wrong.contains("3 bytes"), "{wrong}");
+    good.push("x", &[0; 16], 0, None).unwrap();
+    good.value(&good.pull("x", 0).unwrap(), &mut [0; 16]).unwrap();
+    // A worker that pushes what its server does not know learns why.
+    let unknown = good.push("y", &[0; 4], 0, None).unwrap_err().to_string();
+    assert!(unknown.contains("call init first"), "{unknown}");
+}
+
+#[test]
+fn waiting_for_one_who_does_not_come_names_it() {
+    let servers = servers(1, false);
+    let mut mine = config(&servers, 0, 2, Consistency::Bsp, false);
+    mine.timeout = Duration::from_millis(300);
+    let first = Client::connect(mine).unwrap();
+    let second = Client::connect(config(&servers, 1, 2, Consistency::Bsp, false)).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| second.init(spec("x", 4, 1, Rule::Sum), None).unwrap());
+        first.init(spec("x", 4, 1, Rule::Sum), None).unwrap();
+    });
+    first.push("x", &[0; 16], 0, None).unwrap();
+    let late = first.value(&first.pull("x", 0).unwrap(), &mut [0; 16]).unwrap_err().to_string();
+    assert!(late.contains("round 1 of \"x\" waits for workers [1]") && late.contains("CORRO_TIMEOUT"), "{late}");
+}
