@@ -114,6 +114,7 @@ bench: ## measure beside the peers; needs a quiet machine, and root for the two-
 	.venv-test/bin/python bench/startup.py
 	.venv-test/bin/python bench/python_ops.py
 	.venv-test/bin/python bench/training.py
+	.venv-test/bin/corro run -np 2 .venv-test/bin/python bench/trust.py
 	.venv-test/bin/python bench/elastic.py
 	scripts/python_install tf
 	.venv-test-tf/bin/corro run -np 2 .venv-test-tf/bin/python bench/tensorflow_ops.py
@@ -131,7 +132,7 @@ bench-gpu: ## measure on a GPU beside Gloo and NCCL, under MPS and without it; f
 	python3 scripts/gpu_test.py build
 	python3 scripts/gpu_test.py bench
 
-homes: ## in the homes of other programs: Spark (needs Java 17), the real Prometheus server; fetches what it needs
+homes: ## in the homes of other programs: Spark (needs Java 17), the real Prometheus server, a real Slurm cluster; fetches what it needs
 	$(TEST_WHEEL)
 	scripts/python_test spark
 	scripts/homes

@@ -225,9 +225,7 @@ class Watched:
         self.look()
         self.steps = []
         first = self.wait("step of all", lambda s: s["size"] == ranks)
-        last = self.wait(
-            "steps", lambda s: s["step"] >= first["step"] + STEPS and s["size"] == ranks and s["rank"] == rank
-        )
+        last = self.wait("steps", lambda s: s["step"] >= first["step"] + STEPS and s["size"] == ranks and s["rank"] == rank)
         killed = time.monotonic()
         os.kill(last["pid"], signal.SIGKILL)
         self.killed += 1
@@ -242,9 +240,7 @@ class Watched:
         if any(s.get("traced", 1) > 1 for s in self.steps):
             raise Stuck("jax: a step was compiled anew")
         times = next_step["time"] - killed, full["time"] - killed
-        print(
-            f"    rank {rank}: next step {times[0]:.2f} s, at full size {times[1]:.2f} s", file=sys.stderr, flush=True
-        )
+        print(f"    rank {rank}: next step {times[0]:.2f} s, at full size {times[1]:.2f} s", file=sys.stderr, flush=True)
         return times
 
     def end(self) -> None:
@@ -279,9 +275,7 @@ def main() -> None:
 
     # Whoever ends this ends the jobs with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    print(
-        f"kill -9 of one of {options.ranks} ranks, {options.kills} times; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-    )
+    print(f"kill -9 of one of {options.ranks} ranks, {options.kills} times; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(f"{'way':10} {'next step':>10} {'worst':>8}   {'at full size':>12} {'worst':>8}   (seconds, median)")
     results = {}
     for way in options.only.split(","):
@@ -308,9 +302,7 @@ def main() -> None:
     bars = []
     for way in ("corro", "jax"):
         if results.get(way, {}).get("next_step"):
-            bars.append(
-                (f"{way}: next step after a kill, without spares", statistics.median(results[way]["next_step"]), 1.5)
-            )
+            bars.append((f"{way}: next step after a kill, without spares", statistics.median(results[way]["next_step"]), 1.5))
     if results.get("spare", {}).get("full_size"):
         bars.append(("at full size, with a spare", statistics.median(results["spare"]["full_size"]), 2.0))
     for what, got, need in bars:

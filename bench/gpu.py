@@ -63,11 +63,7 @@ class Contestant:
         program = ["corro", "run", "-np", str(ranks), sys.executable, str(HERE / file)]
         command = [*program, name, path, device, str(folder / "meeting")]
         self.process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=self.log.open("w"),
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
+            command, env=environment, stdout=self.log.open("w"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
 
@@ -312,11 +308,7 @@ def main() -> int:
                         run.measure(shared, ranks, Path(folder), environment)
                 except (OSError, subprocess.SubprocessError) as why:
                     run.skip(f"{ranks} ranks, MPS {shared}: {why}")
-                print(
-                    f"bench/gpu.py: {ranks} ranks, MPS {shared} done, {run.left():.0f} s left",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(f"bench/gpu.py: {ranks} ranks, MPS {shared} done, {run.left():.0f} s left", file=sys.stderr, flush=True)
     print(markdown(run))
     options.out.mkdir(parents=True, exist_ok=True)
     result = {"allreduce": run.allreduce, "training": run.training, "left out": run.left_out}

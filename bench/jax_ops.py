@@ -117,9 +117,7 @@ def training_steps(jax: Any, hvd: Any) -> dict[str, Callable[[], Any]]:
     alone = jax.jit(gradient)
     corro = jax.jit(lambda p, x: hvd.allreduce(gradient(p, x), op=hvd.Sum))
     mpi = jax.jit(
-        lambda p, x: jax.tree_util.tree_map(
-            lambda g: mpi4jax.allreduce(g, MPI.SUM, comm=MPI.COMM_WORLD), gradient(p, x)
-        )
+        lambda p, x: jax.tree_util.tree_map(lambda g: mpi4jax.allreduce(g, MPI.SUM, comm=MPI.COMM_WORLD), gradient(p, x))
     )
     host = jax.tree_util.tree_map(np.asarray, params)
     return {
@@ -170,19 +168,13 @@ def ratio(above: list[float], below: list[float]) -> str:
 
 
 def show(result: dict[str, Any]) -> None:
-    print(
-        f"\n{result['ranks']} ranks: microseconds of an allreduce under jit, and how many times longer the peers take"
-    )
-    print(
-        f"{'bytes':>10} {'Corro':>10} {'mpi4jax':>10} {'jax.dist.':>10}   mpi4jax / Corro         jax.distributed / Corro"
-    )
+    print(f"\n{result['ranks']} ranks: microseconds of an allreduce under jit, and how many times longer the peers take")
+    print(f"{'bytes':>10} {'Corro':>10} {'mpi4jax':>10} {'jax.dist.':>10}   mpi4jax / Corro         jax.distributed / Corro")
     for size, figures in result["sizes"].items():
         medians = [statistics.median(figures[name]) for name in ("Corro", "mpi4jax", "jax.distributed")]
         ratios = [ratio(figures[name], figures["Corro"]) for name in ("mpi4jax", "jax.distributed")]
         print(f"{size:>10} " + " ".join(f"{m:10.1f}" for m in medians) + "   " + "   ".join(f"{r:21}" for r in ratios))
-    middle = {
-        name: {k: statistics.median(v) for k, v in result[name].items()} for name in ("empty", "tree", "training")
-    }
+    middle = {name: {k: statistics.median(v) for k, v in result[name].items()} for name in ("empty", "tree", "training")}
     print(f"4 B over an empty compiled function: {middle['empty']['Corro'] - middle['empty']['empty']:.1f} us")
     print(f"a tree of {LEAVES} leaves beside one buffer: {ratio(result['tree']['tree'], result['tree']['flat'])}")
     alone = middle["training"].pop("no reduction")

@@ -168,23 +168,14 @@ def main() -> None:
     result = Path(tempfile.gettempdir(), f"corro-keras-{os.getpid()}.json")
     given = ["--batch-size", str(options.batch_size), "--rounds", str(options.rounds)]
     script = [sys.executable, __file__, *given, "--result", str(result)]
-    quiet = {
-        "KERAS_BACKEND": "tensorflow",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "",
-        "GRPC_VERBOSITY": "ERROR",
-    }
+    quiet = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "GRPC_VERBOSITY": "ERROR"}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **quiet}
     subprocess.run([program(), "run", "-np", str(options.ranks), *script], env=environment, check=True, timeout=900)
     times = json.loads(result.read_text())
     result.unlink()
 
-    print(
-        f"\n{options.ranks} ranks, one thread each, batch {options.batch_size}; milliseconds a step, median of {options.rounds} rounds\n"
-    )
-    print(
-        f"{'model':36s} {'none':>7s} {'corro':>7s} {'strategy':>8s}   {'corro adds':>10s} {'strategy adds':>13s} {'share':>6s}"
-    )
+    print(f"\n{options.ranks} ranks, one thread each, batch {options.batch_size}; milliseconds a step, median of {options.rounds} rounds\n")
+    print(f"{'model':36s} {'none':>7s} {'corro':>7s} {'strategy':>8s}   {'corro adds':>10s} {'strategy adds':>13s} {'share':>6s}")
     for name, rounds in times.items():
         none, corro, strategy = (statistics.median(rounds[way]) for way in WAYS)
         # Rounds next to each other saw the same machine: differences are taken within them.

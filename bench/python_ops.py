@@ -100,9 +100,7 @@ def ranks_part(result: Path) -> None:
 
 def start_store(hvd, dist):
     """torch's rendezvous, on a port that rank 0 finds free."""
-    store = (
-        dist.TCPStore("127.0.0.1", 0, hvd.size(), hvd.rank() == 0, wait_for_workers=False) if hvd.rank() == 0 else None
-    )
+    store = dist.TCPStore("127.0.0.1", 0, hvd.size(), hvd.rank() == 0, wait_for_workers=False) if hvd.rank() == 0 else None
     port = hvd.broadcast_object(store.port if store else None, 0, "port")
     return store or dist.TCPStore("127.0.0.1", port, hvd.size(), False, wait_for_workers=False)
 

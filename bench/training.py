@@ -35,14 +35,7 @@ def models(torch):
     mlp = nn.Sequential(*(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)))
     cnn = nn.Sequential(
         *(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU()),
-        *(
-            nn.Conv2d(64, 128, 3, 2, 1),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(128 * 16, 256),
-            nn.ReLU(),
-            nn.Linear(256, 10),
-        ),
+        *(nn.Conv2d(64, 128, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(128 * 16, 256), nn.ReLU(), nn.Linear(256, 10)),
     )
 
     class Transformer(nn.Module):
@@ -140,9 +133,7 @@ def main() -> None:
     result.unlink()
 
     print(f"\n{options.ranks} ranks, one thread each; milliseconds a step, median of {ROUNDS} rounds\n")
-    print(
-        f"{'':42s} {'alone':>8s}   what is added by {'waiting':>8s} {'corro':>8s} {'shared':>8s} {'ddp':>8s}   corro / ddp"
-    )
+    print(f"{'':42s} {'alone':>8s}   what is added by {'waiting':>8s} {'corro':>8s} {'shared':>8s} {'ddp':>8s}   corro / ddp")
     for name, rounds in times.items():
         none = statistics.median(rounds["none"])
         # Rounds are compared with their neighbours: the machine may change from one to the next.

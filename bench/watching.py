@@ -79,19 +79,7 @@ class Job:
         for rank in range(ranks):
             for kind in ("orders", "answers"):
                 os.mkfifo(folder / f"{name}.{rank}.{kind}")
-        command = [
-            program(),
-            "run",
-            "-np",
-            str(ranks),
-            *flags,
-            sys.executable,
-            __file__,
-            "--rank-of",
-            name,
-            "--folder",
-            str(folder),
-        ]
+        command = [program(), "run", "-np", str(ranks), *flags, sys.executable, __file__, "--rank-of", name, "--folder", str(folder)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         self.link = ""
@@ -265,10 +253,7 @@ def freshness(train: str) -> None:
                     pass
             job.send_signal(signal.SIGINT)
             job.wait(60)
-        print(
-            f"a rank is {what}: on the page after {statistics.median(times):.2f} s, at most {max(times):.2f} s ({len(times)} times)",
-            flush=True,
-        )
+        print(f"a rank is {what}: on the page after {statistics.median(times):.2f} s, at most {max(times):.2f} s ({len(times)} times)", flush=True)
 
 
 def main() -> None:
@@ -283,11 +268,7 @@ def main() -> None:
         ranks_part(options.folder, options.rank_of)
         return
     for part in options.parts:
-        {
-            "cost": lambda: cost(options.rounds),
-            "launcher": lambda: launcher(options.train),
-            "freshness": lambda: freshness(options.train),
-        }[part]()
+        {"cost": lambda: cost(options.rounds), "launcher": lambda: launcher(options.train), "freshness": lambda: freshness(options.train)}[part]()
 
 
 if __name__ == "__main__":

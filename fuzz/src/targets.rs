@@ -5,6 +5,7 @@ pub mod codec;
 pub mod engine_messages;
 pub mod handshake_client;
 pub mod handshake_server;
+pub mod host_lists;
 pub mod meeting_file;
 pub mod membership_messages;
 pub mod notes;
@@ -23,12 +24,13 @@ pub struct Target {
 }
 
 /// All there are.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "agent_messages", run: agent_messages::run },
     Target { name: "codec", run: codec::run },
     Target { name: "engine_messages", run: engine_messages::run },
     Target { name: "handshake_client", run: handshake_client::run },
     Target { name: "handshake_server", run: handshake_server::run },
+    Target { name: "host_lists", run: host_lists::run },
     Target { name: "meeting_file", run: meeting_file::run },
     Target { name: "membership_messages", run: membership_messages::run },
     Target { name: "notes", run: notes::run },

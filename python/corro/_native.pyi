@@ -80,7 +80,13 @@ def set_progress(progress: int) -> None:
     """In an elastic job: how far this rank's state is. Who has the highest number is rank 0 of the next epoch."""
 
 def host_changes() -> int:
-    """In an elastic job: the changes that wait for the next commit, as bits: 1 hosts leave, 2 hosts come. Never waits."""
+    """In an elastic job: the changes that wait for the next commit, as bits: 1 hosts leave, 2 hosts come, 4 the job ends.
+
+    Never waits.
+    """
+
+def end_early() -> None:
+    """This process ends because an elastic job does so at a commit: `leave` tells the driver that there is work left."""
 
 def leave() -> None:
     """In an elastic job: this rank has done its work, and will end with success."""
@@ -100,6 +106,7 @@ def run(
     postscale: float = 1.0,
     root: int = 0,
     splits: Sequence[int] | None = None,
+    compression: str | None = None,
 ) -> Output | None:
     """Runs one collective and waits for it, without the GIL."""
 
@@ -117,6 +124,7 @@ def submit(
     postscale: float = 1.0,
     root: int = 0,
     splits: Sequence[int] | None = None,
+    compression: str | None = None,
 ) -> int:
     """Starts one collective. `wait` on the returned handle gives `result`, or what `complete(result, output)` makes of it.
 
@@ -135,8 +143,20 @@ def submit_group(
     op: int = 1,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    compression: str | None = None,
 ) -> int:
     """Starts several collectives that complete together; `wait` gives the tuple of their results."""
+
+def check_compression(text: str) -> tuple[str, bool, bool]:
+    """A compression, written in full; whether it has feedback; whether it is biased without."""
+
+def compression_report(set_id: int | None) -> dict[str, dict[str, Any]]: ...
+def compression_state(set_id: int | None) -> dict[str, bytes]:
+    """What compression remembers of tensors, by their names in the engine. None of them may be in flight."""
+
+def load_compression_state(set_id: int | None, states: dict[str, bytes]) -> None: ...
+def scale_compression(set_id: int | None, factor: float, names: Sequence[str]) -> None:
+    """Multiplies what is owed of these tensors."""
 
 def poll(handle: int) -> bool:
     """Whether the operation has ended; `ValueError` for a handle that is not in flight."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,9 @@ from test_jobs import run_job
 HERE = Path(__file__).parent
 # The one about whole processes comes first: it counts threads, of which TensorFlow 1's sessions have their own.
 FILES = [*sorted((HERE / "parallel").glob("test_tensorflow*.py"), reverse=True), HERE / "parallel" / "test_cases.py"]
+# On 1 and 4 ranks the operations are tried; training and whole programs too in `make deep`.
+THOROUGH = bool(os.environ.get("CORRO_TEST_THOROUGH"))
+OPERATIONS = ("test_tensorflow_ops", "test_cases")
 # One thread each: four ranks of TensorFlow otherwise ask for several of each kind.
 FEW_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "CORRO_TEST_FRAMEWORK": "tensorflow"}
 # Nothing may need a second thread that runs nodes.
@@ -23,7 +27,8 @@ ONE_FOR_NODES = {"TF_NUM_INTEROP_THREADS": "1"}
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_on_all_ranks(size: int) -> None:
     # All files in one job: importing TensorFlow takes longer than most of them. The shared cases need company.
-    files = [str(file) for file in FILES if size > 1 or file.stem != "test_cases"]
+    chosen = [file for file in FILES if size == 2 or THOROUGH or file.stem in OPERATIONS]
+    files = [str(file) for file in chosen if size > 1 or file.stem != "test_cases"]
     options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--timeout=120"]
     variables = {**FEW_THREADS, **(ONE_FOR_NODES if size == 2 else {})}
     job = run_job(size, sys.executable, "-m", "pytest", *options, *files, timeout=880, **variables)

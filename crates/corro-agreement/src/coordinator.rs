@@ -441,7 +441,7 @@ mod tests {
         let one = 1f64.to_bits();
         Request {
             name: name.into(),
-            kind: Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: one },
+            kind: Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: one, compression: None },
             dtype: DType::F32,
             shape: Shape(vec![4]),
             device: Device::Cpu,

@@ -98,7 +98,7 @@ mod tests {
         let one = 1f64.to_bits();
         Agreed {
             name: String::new(),
-            kind: Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: one },
+            kind: Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: one, compression: None },
             dtype,
             shapes: vec![Shape(vec![elements])],
             splits: vec![],

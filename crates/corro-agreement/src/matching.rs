@@ -66,6 +66,9 @@ pub fn match_requests<R: Borrow<Request>>(requests: &[(Rank, R)], joined: &[Rank
             format!("{op}prescale {} postscale {}", f64::from_bits(pre), f64::from_bits(post))
         })
     })?;
+    check.equal("Mismatched compression", |r| {
+        r.kind.compression().map_or_else(|| "none".to_owned(), ToString::to_string)
+    })?;
     check.equal("Mismatched BROADCAST root ranks", |r| match r.kind {
         Kind::Broadcast { root } => format!("root {root}"),
         _ => String::new(),
@@ -194,7 +197,7 @@ mod tests {
     use crate::request::Device;
 
     fn allreduce() -> Kind {
-        Kind::Allreduce { op: ReduceOp::Sum, prescale: 1f64.to_bits(), postscale: 1f64.to_bits() }
+        Kind::Allreduce { op: ReduceOp::Sum, prescale: 1f64.to_bits(), postscale: 1f64.to_bits(), compression: None }
     }
 
     fn request(kind: Kind) -> Request {
@@ -225,14 +228,28 @@ mod tests {
     #[test]
     fn every_difference_has_its_text_and_names_the_odd_rank() {
         let usual = request(allreduce());
-        let scaled = Kind::Allreduce { op: ReduceOp::Sum, prescale: 0.5f64.to_bits(), postscale: 1f64.to_bits() };
-        let min = Kind::Allreduce { op: ReduceOp::Min, prescale: 1f64.to_bits(), postscale: 1f64.to_bits() };
+        let scaled = Kind::Allreduce {
+            op: ReduceOp::Sum,
+            prescale: 0.5f64.to_bits(),
+            postscale: 1f64.to_bits(),
+            compression: None,
+        };
+        let min = Kind::Allreduce {
+            op: ReduceOp::Min,
+            prescale: 1f64.to_bits(),
+            postscale: 1f64.to_bits(),
+            compression: None,
+        };
+        let one = 1f64.to_bits();
+        let int8 = Some("int8".parse().unwrap());
+        let compressed = Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: one, compression: int8 };
         let cases = [
             ("Mismatched data types", Request { dtype: DType::F64, ..usual.clone() }),
             ("Mismatched operations", request(Kind::Allgather)),
             ("Mismatched ALLREDUCE tensor shapes", Request { shape: Shape(vec![3, 2]), ..usual.clone() }),
             ("Mismatched prescale and/or postscale factors", request(scaled)),
             ("Mismatched reduction operation", request(min)),
+            ("Mismatched compression", request(compressed)),
             ("CPU/GPU device selection", Request { device: Device::Gpu(0), ..usual.clone() }),
             ("Mismatched groups", Request { group: Some((1, 2)), ..usual.clone() }),
         ];

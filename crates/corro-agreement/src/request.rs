@@ -1,6 +1,6 @@
 //! What a rank asks for.
 
-use corro_core::{DType, Error, Rank, ReduceOp, Result, Shape};
+use corro_core::{Compression, DType, Error, Rank, ReduceOp, Result, Shape};
 use serde::{Deserialize, Serialize};
 
 /// Longest name of a tensor; longer ones are a mistake of the program.
@@ -67,6 +67,8 @@ pub enum Kind {
         prescale: u64,
         /// `f64::to_bits` of the factor after.
         postscale: u64,
+        /// How fewer bytes are sent between hosts, if they are to be.
+        compression: Option<Compression>,
     },
     /// Concatenate along the first dimension.
     Allgather,
@@ -122,9 +124,17 @@ impl Kind {
     /// Op and scale factors, of the kinds that reduce.
     pub const fn reduction(&self) -> Option<(ReduceOp, u64, u64)> {
         match self {
-            Self::Allreduce { op, prescale, postscale } | Self::Reducescatter { op, prescale, postscale } => {
+            Self::Allreduce { op, prescale, postscale, .. } | Self::Reducescatter { op, prescale, postscale } => {
                 Some((*op, *prescale, *postscale))
             }
+            _ => None,
+        }
+    }
+
+    /// How fewer bytes are sent, if they are to be.
+    pub const fn compression(&self) -> Option<&Compression> {
+        match self {
+            Self::Allreduce { compression, .. } => compression.as_ref(),
             _ => None,
         }
     }
@@ -177,6 +187,14 @@ pub fn check(name: &str, kind: &Kind, dtype: DType) -> Result<()> {
     let Some((op, ..)) = kind.reduction() else { return Ok(()) };
     if !op.supports(dtype) {
         return Err(Error::Usage(format!("{op} of {dtype} elements is not supported (tensor {name})")));
+    }
+    if let Some(compression) = kind.compression() {
+        compression.check()?;
+        if !dtype.is_float() || !matches!(op, ReduceOp::Sum | ReduceOp::Average) {
+            return Err(Error::Usage(format!(
+                "compression is for Sum and Average of floating-point tensors, not for {op} of {dtype} elements (tensor {name})"
+            )));
+        }
     }
     if matches!(kind, Kind::Reducescatter { .. }) && !matches!(op, ReduceOp::Sum | ReduceOp::Average) {
         return Err(Error::Usage(format!("reducescatter supports Sum and Average, not {op} (tensor {name})")));

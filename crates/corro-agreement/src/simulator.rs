@@ -213,7 +213,7 @@ pub fn allreduce(name: &str, elements: usize) -> Request {
     let one = 1f64.to_bits();
     Request {
         name: name.into(),
-        kind: Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: one },
+        kind: Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: one, compression: None },
         dtype: DType::F32,
         shape: Shape(vec![elements]),
         device: Device::Cpu,

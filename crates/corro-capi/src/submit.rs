@@ -214,7 +214,7 @@ unsafe fn submit_group(tensors: *const corro_tensor, count: usize, places: *mut 
 }
 
 fn allreduce(id: i32, prescale: f64, postscale: f64) -> Result<Kind, Failure> {
-    Ok(Kind::Allreduce { op: op(id)?, prescale: prescale.to_bits(), postscale: postscale.to_bits() })
+    Ok(Kind::Allreduce { op: op(id)?, prescale: prescale.to_bits(), postscale: postscale.to_bits(), compression: None })
 }
 
 fn reducescatter(id: i32, prescale: f64, postscale: f64) -> Result<Kind, Failure> {

@@ -208,7 +208,13 @@ impl Group {
 }
 
 /// How `subset` allreduces `bytes` bytes over links.
-fn plan(subset: &Subset, bytes: usize, dtype: DType, algorithm: Algorithm, tuning: Tuning) -> Result<Schedule> {
+pub(crate) fn plan(
+    subset: &Subset,
+    bytes: usize,
+    dtype: DType,
+    algorithm: Algorithm,
+    tuning: Tuning,
+) -> Result<Schedule> {
     let mut b = Builder::cutting(tuning.segment);
     let chunk = |m| direct::element_share(bytes, subset.size(), m, dtype);
     let chunks: Vec<Range<usize>> = (0..subset.size()).map(chunk).collect();

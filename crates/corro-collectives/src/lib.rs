@@ -26,6 +26,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `group`, `allreduce` | [`Group`]: the collectives as programs call them |
+//! | `between` | what hosts tell each other, apart from what ranks of a host do among themselves |
 //! | `collective`, `choice` | what can be done, and which algorithm does it: a table |
 //! | `algorithms` | the algorithms, one a file |
 //! | `schedule` | plans: what a rank sends and receives, and what waits for what; no I/O |
@@ -37,6 +38,7 @@
 
 mod algorithms;
 mod allreduce;
+mod between;
 mod choice;
 mod collective;
 mod element;
@@ -49,6 +51,7 @@ mod subset;
 mod tuning;
 
 pub use algorithms::Algorithm;
+pub use between::{Between, Seats};
 pub use collective::{Collective, Topology};
 pub use corro_core::{DType, Error, ReduceOp, Result};
 pub use element::Element;

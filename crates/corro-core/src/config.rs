@@ -245,10 +245,14 @@ variables! {
         "1: `corro.torch.DistributedOptimizer` lets the gradients of dense models on the CPU live in memory that the ranks of a host share, where they are reduced without a copy. `zero_grad` then fills them with zeros and never drops them.";
     OVERLAP = "CORRO_OVERLAP", horovod: None, default: "auto", kind: Kind::FlagOrAuto,
         "1 or 0: whether gradients are reduced while the backward pass makes others. By default they are where the ranks' own threads leave cores free.";
+    COMPRESS_INSIDE = "CORRO_COMPRESS_INSIDE", horovod: None, default: "0", kind: Kind::Flag,
+        "1: also ranks of one host compress what they tell each other, where a program asks for compression. For tests: inside a host bytes cost less than compression does. The same on all ranks.";
     NCCL_LIBRARY = "CORRO_NCCL_LIBRARY", horovod: None, default: "the one that is loaded already, else the framework's, else the system's", kind: Kind::Text,
         "The file of NCCL (`libnccl.so.2`, 2.14 or newer) that ranks with GPUs use.";
     CPU_OPERATIONS = "CORRO_CPU_OPERATIONS", horovod: Some("HOROVOD_CPU_OPERATIONS"), default: "corro", kind: Kind::OneOf(&["corro", "gloo", "ccl", "mpi"]),
         "Who moves tensors of the host: `corro` (its own connections and shared memory; `gloo` and `ccl` mean the same) or `mpi` (an MPI library that is found at run time; the job must be started by its `mpiexec`).";
+    CONTROLLER = "CORRO_CONTROLLER", horovod: Some("HOROVOD_CONTROLLER"), default: "corro", kind: Kind::OneOf(&["corro", "gloo", "mpi"]),
+        "Who tells ranks who they are: whoever started them (`corro`; `gloo` means the same), or `mpi`: MPI's own world, by way of mpi4py where that is installed.";
     MPI_LIBRARY = "CORRO_MPI_LIBRARY", horovod: None, default: "the one that is loaded already, else what fits who started this process", kind: Kind::Text,
         "The file of the MPI library (`libmpi_abi.so.1`, `libmpi.so.12`, `libmpi.so.40`) that ranks use where MPI moves their tensors.";
     GPU_PLANE = "CORRO_GPU_PLANE", horovod: None, default: "the first of them that can serve a tensor", kind: Kind::OneOf(&["cuda-ipc", "hierarchical", "nccl", "staged"]),
@@ -294,6 +298,12 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
             "SLURM_JOB_NUM_NODES",
             "SLURM_STEP_NUM_NODES",
             "SLURM_RESTART_COUNT",
+            "SLURM_JOB_NODELIST",
+            "SLURM_TASKS_PER_NODE",
+            "SLURM_NTASKS_PER_NODE",
+            "SLURM_GPUS_ON_NODE",
+            "SLURM_CPUS_ON_NODE",
+            "SLURM_LAUNCH_NODE_IPADDR",
         ],
     ),
     (
@@ -320,6 +330,8 @@ pub static FOREIGN: &[(&str, &[&str])] = &[
             "JSM_NAMESPACE_ID",
         ],
     ),
+    ("PBS", &["PBS_JOBID", "PBS_NODEFILE"]),
+    ("Grid Engine", &["JOB_ID", "PE_HOSTFILE"]),
     ("the user, for libraries", &["OMP_NUM_THREADS", "NCCL_HOSTID"]),
     ("Kubernetes", &["JOB_COMPLETION_INDEX"]),
     ("Databricks", &["DATABRICKS_RUNTIME_VERSION"]),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use corro_agreement::node::Gear;
 use corro_agreement::request::Kind;
 use corro_core::{Buffer, Error, Rank, Reason, Result, config};
-use corro_planes::Outcome;
+use corro_planes::{Ledger, Outcome};
 use corro_transport::secret::Secret;
 use corro_transport::{Fabric, Settings, forks};
 
@@ -317,6 +317,14 @@ impl Engine {
     /// The ranks of a process set.
     pub fn process_set(&self, id: u32) -> Option<Vec<Rank>> {
         self.0.sets.members(id)
+    }
+
+    /// What compression remembers of the tensors of a process set, and what it has done with them: `act` is called with it.
+    /// Tensors that are in flight are not in it, so that whoever saves or changes it waits for them first.
+    pub fn with_compression<T>(&self, set: u32, act: impl FnOnce(&mut Ledger) -> T) -> Result<T> {
+        let members = self.process_set(set);
+        let members = members.ok_or_else(|| Error::Usage(format!("there is no process set {set}")))?;
+        Ok(self.0.core.options.planes.ledgers().with(&members, act))
     }
 
     /// All process sets: numbers and ranks.

@@ -34,7 +34,7 @@ pub use corro_agreement::fusion::Batch;
 pub use corro_agreement::matching::{Agreed, match_requests};
 pub use corro_agreement::node::Gear;
 pub use corro_agreement::request::{Device, Kind, Request};
-pub use corro_planes::{Allocate, DeviceMemory, Done, Memory, Outcome, Output, Table};
+pub use corro_planes::{Allocate, CompressionEntry, DeviceMemory, Done, Ledger, Memory, Outcome, Output, Table};
 pub use engine::Engine;
 pub use options::{Options, Tuning, Watching};
 pub use submission::{GLOBAL, Submission};

@@ -46,7 +46,7 @@ impl Submission {
     /// An allreduce in place.
     pub fn allreduce(name: impl Into<String>, op: ReduceOp, dtype: DType, shape: Shape, data: Memory) -> Self {
         let one = 1f64.to_bits();
-        let kind = Kind::Allreduce { op, prescale: one, postscale: one };
+        let kind = Kind::Allreduce { op, prescale: one, postscale: one, compression: None };
         Self { output: Output::InPlace(data), ..Self::new(name, kind, dtype, shape) }
     }
 

@@ -25,6 +25,8 @@ struct State {
 enum Ended {
     Finished,
     HostsChanged,
+    /// The job ends at this commit, and goes on another time.
+    Early,
     Failed(Error),
 }
 
@@ -72,7 +74,15 @@ fn work(plan: &Plan) -> Result<ExitCode> {
                     "finished at step {} sum {} as rank {} of {}",
                     committed.step, committed.sum, seat.rank, seat.size
                 );
-                client.leave();
+                client.leave(false);
+                return Ok(ExitCode::SUCCESS);
+            }
+            Ended::Early => {
+                println!(
+                    "saved at step {} sum {} as rank {} of {}",
+                    committed.step, committed.sum, seat.rank, seat.size
+                );
+                client.leave(true);
                 return Ok(ExitCode::SUCCESS);
             }
             Ended::HostsChanged => cause = None,
@@ -114,7 +124,8 @@ fn train(client: &Client, seat: &Seat, engine: &Engine, committed: &mut State, p
             std::thread::sleep(Duration::MAX);
         }
         let size = engine.size() as u64;
-        let pending = u64::from(client.changes().number > seat.changes);
+        let changes = client.changes();
+        let pending = if changes.ending { 2 } else { u64::from(changes.number > seat.changes) };
         let [count, numbers] = reduce(engine, "step", ReduceOp::Sum, [1, committed.step])?;
         if count != size || numbers != size * committed.step {
             return Err(Error::Usage(format!("step {}: {count} ranks of {size}, {numbers}", committed.step)));
@@ -126,6 +137,9 @@ fn train(client: &Client, seat: &Seat, engine: &Engine, committed: &mut State, p
         }
         // Everybody must see the change at the same step.
         let [pending, _] = reduce(engine, "changes", ReduceOp::Max, [pending, 0])?;
+        if pending > 1 {
+            return Ok(Ended::Early);
+        }
         if pending > 0 {
             return Ok(Ended::HostsChanged);
         }

@@ -22,6 +22,8 @@ pub(crate) enum Event {
     OutputClosed,
     /// The job is to end, by this signal.
     Interrupt(i32),
+    /// The job can't go on here for long, for this reason: it is to end in good order, if it can.
+    Notice(String),
     /// The user has typed this, for the rank that has the terminal; nothing: no more will be typed.
     Typed(Vec<u8>),
     /// In an elastic job: from a worker.
@@ -45,6 +47,11 @@ pub struct Control {
 impl Control {
     pub(crate) fn new(events: Sender<Event>) -> Self {
         Self { events }
+    }
+
+    /// The job can't go on here for long. An elastic one ends at its next commit; the ranks of others get SIGUSR1.
+    pub fn notice(&self, why: &str) {
+        let _ = self.events.send(Event::Notice(why.to_owned()));
     }
 
     /// Sends `signal` to every process of the job, as Ctrl-C does. Asked twice, kills them.

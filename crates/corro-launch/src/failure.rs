@@ -7,6 +7,9 @@ use corro_membership::WorkerId;
 
 use crate::agent::message::Ending;
 
+/// What sysexits.h calls `EX_TEMPFAIL`: whoever started the job may start it again.
+const TRY_AGAIN: i32 = 75;
+
 /// Why a job failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -61,6 +64,11 @@ pub enum Failure {
         /// What a shell would exit with.
         code: i32,
     },
+    /// An elastic job was told to end at its next commit, and did. There is work left.
+    Early {
+        /// Why.
+        why: String,
+    },
     /// The user, or a batch system, ended the job.
     Interrupted {
         /// By this signal.
@@ -75,6 +83,7 @@ impl Failure {
             Self::Rank { ending, .. } => ending.code(),
             Self::Stuck { code, .. } | Self::NotStarted { code, .. } | Self::Elastic { code, .. } => *code,
             Self::Host { .. } => 1,
+            Self::Early { .. } => TRY_AGAIN,
             Self::Interrupted { signal } => 128 + signal,
         }
     }
@@ -84,7 +93,7 @@ impl Failure {
         let process = match self {
             Self::Rank { rank, .. } | Self::Stuck { rank, .. } | Self::NotStarted { rank, .. } => rank.to_string(),
             Self::Elastic { worker, .. } => (*worker)?.to_string(),
-            Self::Host { .. } | Self::Interrupted { .. } => return None,
+            Self::Host { .. } | Self::Interrupted { .. } | Self::Early { .. } => return None,
         };
         Some(format!(
             "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated. \
@@ -110,6 +119,7 @@ impl std::fmt::Display for Failure {
                 write!(f, "lost host {host} with rank {}: {cause}; all other ranks were ended", listed(ranks))
             }
             Self::Elastic { why, .. } => f.write_str(why),
+            Self::Early { why } => write!(f, "{why}; start it again to go on (exit code {TRY_AGAIN})"),
             Self::Interrupted { signal } => write!(f, "ended by signal {signal}, and all ranks with it"),
         }
     }

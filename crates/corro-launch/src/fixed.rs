@@ -191,6 +191,8 @@ impl<'a> Running<'a> {
                     Report::NotStarted { process, code, cause } => {
                         self.note(Happening::NotStarted(process.rank(), code, cause))
                     }
+                    // Its ranks are to have the time that the batch system gives them.
+                    Report::Notice { signal } => self.note(Happening::Interrupt(signal)),
                     Report::Ending { signal } => self.note(Happening::AgentEnded(at, signal)),
                     Report::Done => {
                         self.launcher.agents[at].over = true;
@@ -217,6 +219,7 @@ impl<'a> Running<'a> {
             Event::Asked(question) => self.launcher.ask(question),
             Event::Typed(bytes) => self.pass_on_keys(bytes),
             Event::Membership(_) | Event::Hosts(_) | Event::NoHosts(_) | Event::Complaint(_) => Ok(()),
+            Event::Notice(_) => self.launcher.pass_on(libc::SIGUSR1),
             Event::OutputClosed => self.note(Happening::Interrupt(libc::SIGPIPE)),
             Event::Interrupt(signal) => self.note(Happening::Interrupt(signal)),
         }

@@ -270,6 +270,12 @@ impl<'a> Launcher<'a> {
         ready.try_for_each(|agent| agent.order(&order))
     }
 
+    /// Passes a signal on to all processes, which they may handle.
+    pub(crate) fn pass_on(&self, signal: i32) -> Result<()> {
+        let mut ready = self.agents.iter().filter(|agent| agent.is_ready() && !agent.over);
+        ready.try_for_each(|agent| agent.order(&Order::Pass { signal }))
+    }
+
     /// Nothing more is expected of an agent that is lost; should it still be there, all that it has started is ended.
     pub(crate) fn give_up(&mut self, at: usize) {
         self.agents[at].over = true;

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `cli` | the command line, the config file |
 //! | [`hosts`], [`placement`], `variables`, `threads` | who runs where and what it is told (pure) |
+//! | [`allocation`] | what a batch system has given to the job this runs in (pure) |
 //! | `job`, `failure` | what a job is, and why one failed |
 //! | `culprit` | whose end made a job fail (pure) |
 //! | [`start`] | the ways to start an agent on a host |
@@ -24,6 +25,7 @@
 
 pub mod agent;
 mod agent_process;
+pub mod allocation;
 pub mod cli;
 mod culprit;
 pub mod elastic;

@@ -42,6 +42,7 @@ impl Watch {
             | Report::Logged(_)
             | Report::Beat
             | Report::Ending { .. }
+            | Report::Notice { .. }
             | Report::Done => {}
         });
     }

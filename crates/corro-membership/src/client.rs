@@ -51,6 +51,8 @@ pub struct Changes {
     pub added: bool,
     /// Processes are to leave.
     pub removed: bool,
+    /// All are to leave at their next commit: the job goes on another time.
+    pub ending: bool,
     /// The epoch is over, and why.
     pub over: Option<String>,
     /// The driver is gone, and why.
@@ -266,6 +268,7 @@ impl Client {
             number: change.number,
             added: change.added,
             removed: change.removed,
+            ending: change.ending,
             over: inner.member.over().map(|over| over.text.clone()),
             driver_gone: inner.gone.clone(),
         }
@@ -276,15 +279,16 @@ impl Client {
         self.0.lock().member.seat().cloned()
     }
 
-    /// Says that this process has done its work and will end with success.
-    pub fn leave(&self) {
+    /// Says that this process has done its work and will end with success; or, if `early`, that it ends because it was told
+    /// that the job does ([`Changes::ending`]).
+    pub fn leave(&self, early: bool) {
         let shared = &self.0;
         let until = Instant::now() + GOODBYE;
         let mut inner = shared.lock();
         if !inner.running {
             return;
         }
-        inner.to_say.push(ToDriver::Leave);
+        inner.to_say.push(ToDriver::Leave { early });
         shared.bell.ring();
         while !inner.to_say.is_empty() && inner.gone.is_none() && Instant::now() < until {
             let wait = shared.changed.wait_timeout(inner, Duration::from_millis(20));
@@ -395,7 +399,7 @@ impl Shared {
             let mut inner = self.lock();
             inner.connected = true;
             // What was to be said on the last connection is in these words, or of no more use.
-            inner.to_say.retain(|message| matches!(message, ToDriver::Leave));
+            inner.to_say.retain(|message| matches!(message, ToDriver::Leave { .. }));
             let card = inner.card.clone().filter(|_| inner.member.cards().is_none());
             inner.member.again().into_iter().chain(card).collect::<Vec<_>>()
         };

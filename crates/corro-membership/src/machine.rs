@@ -183,6 +183,8 @@ pub struct Verdict {
     pub success: bool,
     /// Why it is over.
     pub why: String,
+    /// Its workers were told to end at a commit, and did: there is work left.
+    pub early: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,6 +240,14 @@ struct Over {
     culprit: Option<Rank>,
 }
 
+/// The end of a job at its next commit, before its work is done.
+#[derive(Debug)]
+struct WindDown {
+    why: String,
+    /// Somebody has ended for that reason.
+    early: bool,
+}
+
 /// The machine.
 #[derive(Debug)]
 pub struct Machine {
@@ -262,6 +272,8 @@ pub struct Machine {
     hosts_known: bool,
     /// Somebody has finished its work.
     finishing: bool,
+    /// The job is to end at its next commit.
+    ending: Option<WindDown>,
     failed: Option<(WorkerId, Exit)>,
     ended: bool,
     out: Vec<Decision>,
@@ -291,6 +303,7 @@ impl Machine {
             last_now: now,
             hosts_known: false,
             finishing: false,
+            ending: None,
             failed: None,
             ended: false,
             out: Vec::new(),
@@ -324,6 +337,30 @@ impl Machine {
             self.end(false, why.to_owned());
         }
         std::mem::take(&mut self.out)
+    }
+
+    /// Lets the job end in good order, because it can't go on here for long: at the next commit its workers save what they have,
+    /// and end. Nobody new is let in.
+    pub fn wind_down(&mut self, why: &str, now: Time) -> Vec<Decision> {
+        if self.ended || self.finishing || self.ending.is_some() {
+            return Vec::new();
+        }
+        // Where nothing was begun, there is nothing to wait for.
+        self.ending = Some(WindDown { why: why.to_owned(), early: self.epoch.is_none() });
+        self.out.push(Decision::Say(format!("the job ends at its next commit, because {why}")));
+        if self.epoch.is_none() {
+            self.end(true, why.to_owned());
+        } else {
+            self.tell_of_the_end();
+            self.settle(now);
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Tells the members of the epoch that the job is to end at their next commit.
+    fn tell_of_the_end(&mut self) {
+        self.change = Change { number: self.change.number + 1, added: false, removed: false, ending: true };
+        self.tell_seated(&ToWorker::Changed(self.change));
     }
 
     /// The ranks of the current epoch: number, and members in their order.
@@ -417,10 +454,17 @@ impl Machine {
         let working = self.workers.values().any(|w| w.was.is_some() && w.state != WorkerState::Leaving);
         if !working && (self.workers.is_empty() || !self.rules.supply) {
             let (success, why) = match self.failed.take().filter(|_| self.rules.supply) {
-                None => (true, "the job has been finished".to_owned()),
+                None => (true, self.why_finished()),
                 Some((id, exit)) => (false, format!("worker {id} {} while others had finished", exit.words)),
             };
             self.end(success, why);
+        }
+    }
+
+    fn why_finished(&self) -> String {
+        match &self.ending {
+            Some(WindDown { why, early: true }) => format!("the job has ended at a commit, because {why}"),
+            _ => "the job has been finished".to_owned(),
         }
     }
 
@@ -428,7 +472,8 @@ impl Machine {
         self.ended = true;
         let message = ToWorker::Ended { success, why: why.clone() };
         self.out.extend(self.links.keys().map(|link| Decision::Tell(*link, message.clone())));
-        self.out.push(Decision::Finished(Verdict { success, why }));
+        let early = success && self.ending.as_ref().is_some_and(|ending| ending.early);
+        self.out.push(Decision::Finished(Verdict { success, why, early }));
     }
 
     fn after_the_end(&self, input: &Input) -> Vec<Decision> {

@@ -53,8 +53,11 @@ pub enum ToDriver {
     },
     /// It lives.
     Beat,
-    /// It has done its work and will end by itself, with success.
-    Leave,
+    /// It will end by itself, with success.
+    Leave {
+        /// Because it was told that the job ends at the next commit, and not because its work is done.
+        early: bool,
+    },
 }
 
 /// What a worker says when it wants a seat.
@@ -137,6 +140,8 @@ pub struct Change {
     pub added: bool,
     /// Workers are to leave.
     pub removed: bool,
+    /// All are: the job ends at the next commit, and goes on another time.
+    pub ending: bool,
 }
 
 /// A worker's place in one epoch.

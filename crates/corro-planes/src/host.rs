@@ -6,21 +6,32 @@ use corro_agreement::matching::Agreed;
 use corro_agreement::request::Kind;
 use corro_collectives::{Group, Reduction};
 use corro_core::shape::share;
-use corro_core::{DType, Error, Rank, Result, Shape};
+use corro_core::{Compression, DType, Error, Rank, Result, Shape};
 use smallvec::{SmallVec, smallvec};
 
+use crate::compressed::{Batch, pay_debts};
+use crate::ledgers::Ledgers;
 use crate::memory::Memory;
 use crate::outcome::{Outcome, Outcomes};
 use crate::plane::{Plane, check};
-use crate::tensor::Tensor;
+use crate::tensor::{Output, Tensor};
 use crate::wire::Wire;
 
 /// The name of the plane.
 pub const HOST: &str = "host";
 
 /// See the module.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Host;
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    ledgers: Ledgers,
+}
+
+impl Host {
+    /// With these ledgers for what compression remembers.
+    pub const fn new(ledgers: Ledgers) -> Self {
+        Self { ledgers }
+    }
+}
 
 impl Plane for Host {
     fn name(&self) -> &'static str {
@@ -35,7 +46,10 @@ impl Plane for Host {
         tensors: &mut [Tensor],
         planned: bool,
     ) -> Result<Outcomes> {
-        run(group, members, agreed, tensors, planned)
+        match agreed.first().and_then(|first| first.kind.compression()) {
+            Some(compression) => self.compressed(group, members, compression, (agreed, tensors), planned),
+            None => run(group, members, agreed, tensors, planned),
+        }
     }
 }
 
@@ -66,6 +80,52 @@ pub(crate) fn run(
             Ok(smallvec![Ok(Outcome::default())])
         }
         Kind::AddSet { .. } | Kind::RemoveSet { .. } => Err(Error::Bug("process sets are not collectives".into())),
+    }
+}
+
+impl Host {
+    fn compressed(
+        &self,
+        group: &mut Group,
+        members: &[Rank],
+        compression: &Compression,
+        (agreed, tensors): (&[Arc<Agreed>], &mut [Tensor]),
+        planned: bool,
+    ) -> Result<Outcomes> {
+        for agreed in agreed {
+            check(agreed, group.size())?;
+        }
+        compression.check().map_err(|error| Error::Malformed(format!("tensor {}: {error}", agreed[0].name)))?;
+        let (op, pre, post) = agreed[0].kind.reduction().ok_or_else(no_reduction)?;
+        let factors = (f64::from_bits(pre), f64::from_bits(post));
+        let alone = group.seats(compression.inside).hosts == 1;
+        // Once all have come, nobody can call the batch off: what is remembered may change.
+        if planned && !alone {
+            group.barrier()?;
+        }
+        if !alone || self.ledgers.with(members, |ledger| !ledger.is_empty()) {
+            for (agreed, tensor) in agreed.iter().zip(tensors.iter_mut()) {
+                fill_in(tensor, agreed)?;
+            }
+        }
+        if alone {
+            // Inside a host bytes cost next to nothing. What is owed from other times is paid.
+            let prescale = if tensors.iter().any(|tensor| tensor.prescaled) { 1.0 } else { factors.0 };
+            let mut owed = Vec::new();
+            for (agreed, tensor) in agreed.iter().zip(tensors.iter_mut()) {
+                if tensor.input.is_none() && matches!(tensor.output, Output::InPlace(_)) {
+                    owed.push((&**agreed, place(tensor)?));
+                }
+            }
+            pay_debts(&self.ledgers, members, (op, prescale), owed.into_iter());
+            return allreduce(group, agreed, tensors, planned);
+        }
+        let mut batch = Batch::new(group, members, compression, (op, factors));
+        for (agreed, tensor) in agreed.iter().zip(tensors.iter_mut()) {
+            batch.add(agreed, place(tensor)?)?;
+        }
+        batch.run(group, &self.ledgers)?;
+        Ok(agreed.iter().zip(tensors).map(|(agreed, tensor)| tensor.outcome(agreed.shapes[0].clone())).collect())
     }
 }
 

@@ -11,6 +11,7 @@
 //! | `tensor`, `outcome` | what a member brings, and what becomes of it |
 //! | `plane` | what a plane must do, and what its row in the table says |
 //! | `host` | the plane of host memory |
+//! | `compressed`, `ledgers` | allreduce with fewer bytes between hosts, and what is remembered for it |
 //! | `wire` | what moves and reduces bytes of host memory: Corro's own connections, or MPI |
 //! | `mpi` | the plane of MPI |
 //! | `cuda` | planes of NVIDIA's GPUs |
@@ -20,10 +21,12 @@
 //! | `planes` | the planes of one process set |
 
 mod choice;
+mod compressed;
 mod cuda;
 mod exchange;
 mod facts;
 mod host;
+mod ledgers;
 mod memory;
 mod mpi;
 mod outcome;
@@ -34,11 +37,13 @@ mod tensor;
 mod wire;
 
 pub use choice::{Choice, choose};
+pub use corro_compress::{Entry as CompressionEntry, Ledger};
 pub use corro_cuda::DeviceMemory;
 pub use cuda::{CudaDone, CudaIpc, Staging as CudaStaging, nccl_rows};
 pub use exchange::{agree, exchange};
 pub use facts::Facts;
 pub use host::{HOST, Host};
+pub use ledgers::Ledgers;
 pub use memory::Memory;
 pub use mpi::MpiRow;
 pub use outcome::{Done, Outcome, Outcomes};

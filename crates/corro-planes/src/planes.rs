@@ -13,6 +13,7 @@ use corro_core::{Error, Rank, ReduceOp, Result, config};
 
 use crate::cuda::{CudaIpc, Staging as CudaStaging, nccl_rows};
 use crate::host::{HOST, Host};
+use crate::ledgers::Ledgers;
 use crate::mpi::{self, MpiRow};
 use crate::plane::{Plane, Pool, Releases, Row, Wanted};
 use crate::rows::Rows;
@@ -32,6 +33,7 @@ pub struct Table {
     rows: Vec<Arc<dyn Row>>,
     staging: Option<Staging>,
     forced: Option<String>,
+    ledgers: Ledgers,
     /// For tensors of the host, in place of Corro's own connections. One that can't serve is an error: the user asks for it.
     host: Vec<Arc<dyn Row>>,
 }
@@ -39,15 +41,17 @@ pub struct Table {
 impl Table {
     /// For tensors in the memory of GPUs: the rows in the order in which they are asked, and what serves where all decline.
     pub fn new(rows: Vec<Arc<dyn Row>>, staging: Staging) -> Self {
-        Self { rows, staging: Some(staging), forced: None, host: Vec::new() }
+        Self { rows, staging: Some(staging), forced: None, ledgers: Ledgers::default(), host: Vec::new() }
     }
 
     /// The planes of this release. Nothing is opened before a tensor of a GPU comes.
     pub fn standard() -> Self {
-        let staging = |pool| Ok(Box::new(CudaStaging::new(pool)) as Box<dyn Plane>);
+        let ledgers = Ledgers::default();
+        let host = Host::new(ledgers.clone());
+        let staging = move |pool| Ok(Box::new(CudaStaging::new(pool, host.clone())) as Box<dyn Plane>);
         let mut rows: Vec<Arc<dyn Row>> = vec![Arc::new(CudaIpc)];
         rows.extend(nccl_rows());
-        Self::new(rows, Arc::new(staging))
+        Self { ledgers, ..Self::new(rows, Arc::new(staging)) }
     }
 
     /// The same, with the planes that the environment asks for.
@@ -72,10 +76,20 @@ impl Table {
         Self { forced: plane, ..self }
     }
 
+    /// What compression remembers, of all process sets.
+    pub const fn ledgers(&self) -> &Ledgers {
+        &self.ledgers
+    }
+
     /// Whether tensors may be handed over in the memory of GPUs.
     pub const fn takes_device_memory(&self) -> bool {
         self.staging.is_some()
     }
+}
+
+/// Whether ranks send each other codes of these tensors. A batch has one way for all.
+fn is_compressed(agreed: &[Arc<Agreed>]) -> bool {
+    agreed.first().is_some_and(|agreed| agreed.kind.compression().is_some())
 }
 
 /// What the user asks for, in small letters.
@@ -109,10 +123,10 @@ pub struct Planes {
 impl Planes {
     /// Those of a process set. `locality` is the same in all processes that could share memory.
     pub fn new(table: Table, locality: String, releases: Releases) -> Self {
-        let Table { rows, staging, forced, host } = table;
+        let Table { rows, staging, forced, ledgers, host } = table;
         Self {
             locality,
-            host: Host,
+            host: Host::new(ledgers),
             for_host: (!host.is_empty()).then(|| Rows::new("the host", host, None)),
             for_gpus: Rows::new("GPUs", rows, forced),
             staging,
@@ -139,7 +153,8 @@ impl Planes {
         tensors: &[Tensor],
     ) -> Result<&mut dyn Plane> {
         match agreed.first().map_or(Place::Host, |first| first.place) {
-            Place::Host if self.for_host.is_none() => Ok(&mut self.host),
+            // What is compressed is put together here, whoever else moves bytes.
+            Place::Host if self.for_host.is_none() || is_compressed(agreed) => Ok(&mut self.host),
             Place::Host => self.choose_for_host(group, members, agreed),
             place => self.choose_for_gpus(group, members, (place, agreed), tensors),
         }
@@ -173,7 +188,9 @@ impl Planes {
         (place, agreed): (Place, &[Arc<Agreed>]),
         tensors: &[Tensor],
     ) -> Result<&mut dyn Plane> {
-        let wanted = agreed.first().and_then(|agreed| Wanted::of(agreed)).filter(|_| place == Place::Gpu);
+        // What is compressed goes through the host: the links that it is for are no faster than that.
+        let first = agreed.first().filter(|_| place == Place::Gpu && !is_compressed(agreed));
+        let wanted = first.and_then(|agreed| Wanted::of(agreed));
         let device = tensors.iter().find_map(Tensor::device);
         if let Some(wanted) = wanted
             && let Ok(plane) = self.for_gpus.choose(group, members, wanted, (&self.locality, device), &self.releases)?

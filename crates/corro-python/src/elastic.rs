@@ -28,6 +28,8 @@ static PROGRESS: AtomicU64 = AtomicU64::new(0);
 static CAUSE: Mutex<Option<Error>> = Mutex::new(None);
 /// This process ends because it was told to, not because it has finished its work.
 static DISMISSED: AtomicBool = AtomicBool::new(false);
+/// Whether this process ends because its job does so at a commit.
+static EARLY: AtomicBool = AtomicBool::new(false);
 
 /// The connection to the driver, if this is an elastic job.
 pub(crate) fn client() -> Result<Option<&'static Client>> {
@@ -113,7 +115,8 @@ pub(crate) fn set_progress(progress: u64) {
     PROGRESS.store(progress, Ordering::Relaxed);
 }
 
-/// What the driver wants changed that this epoch does not have yet: 1 hosts leave, 2 hosts come, 3 both, 0 nothing.
+/// What the driver wants changed that this epoch does not have yet: 1 hosts leave, 2 hosts come, 3 both, 4 the job ends, 0
+/// nothing.
 #[pyfunction]
 pub(crate) fn host_changes() -> u8 {
     let Ok(Some(client)) = client() else { return 0 };
@@ -121,12 +124,19 @@ pub(crate) fn host_changes() -> u8 {
     let known = running().as_ref().and_then(|running| running.seat.as_ref().map(|seat| seat.changes));
     match known {
         Some(known) if changes.number > known => match (changes.removed, changes.added) {
+            _ if changes.ending => 4,
             (true, false) => 1,
             (false, true) => 2,
             _ => 3,
         },
         _ => 0,
     }
+}
+
+/// This process ends at a commit because the job does, and not because its work is done: [`leave`] says so.
+#[pyfunction]
+pub(crate) fn end_early() {
+    EARLY.store(true, Ordering::Relaxed);
 }
 
 /// This process has done its work, and will end with success.
@@ -137,7 +147,7 @@ pub(crate) fn leave(py: Python<'_>) -> PyResult<()> {
             && !is_forked()
             && !DISMISSED.load(Ordering::Relaxed)
         {
-            client.leave();
+            client.leave(EARLY.load(Ordering::Relaxed));
         }
         Ok(())
     })

@@ -6,6 +6,7 @@ use corro_core::{Error, Rank};
 use corro_engine::Engine;
 use pyo3::prelude::*;
 
+use crate::compression;
 use crate::departure;
 use crate::elastic;
 use crate::handles;
@@ -42,6 +43,9 @@ pub(crate) fn init(py: Python<'_>) -> PyResult<()> {
     if !REVIEWED.swap(true, Ordering::Relaxed) {
         started.engine.review_environment();
     }
+    if elastic.is_some() {
+        compression::go_on(&started.engine);
+    }
     *change() = Some(started);
     Ok(())
 }
@@ -54,8 +58,11 @@ pub(crate) fn shutdown(py: Python<'_>, after: Option<departure::Raised>) -> PyRe
     }
     outside(py, || {
         let running = change().take();
-        if let Some(Running { engine, .. }) = running {
+        if let Some(Running { engine, seat, .. }) = running {
             elastic::remember(engine.over());
+            if seat.is_some() {
+                compression::carry(&engine);
+            }
             engine.leave(departure::reason(after));
         }
         Ok(())

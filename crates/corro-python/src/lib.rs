@@ -10,6 +10,7 @@
 //! | `job` | the engine of this process |
 //! | `departure` | why this process leaves its job |
 //! | `elastic` | its place in an elastic job |
+//! | `compression` | what compression remembers, and has done |
 //! | `names` | what tensors are called |
 //! | `ops` | collectives |
 //! | `objects` | proofs that Python objects come from a rank as it sent them |
@@ -23,6 +24,7 @@
 //! | `tensorflow` | TensorFlow's operations |
 //! | `jax` | JAX's collectives |
 
+mod compression;
 mod departure;
 mod elastic;
 mod error;
@@ -48,9 +50,13 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::compression::{
+        check_compression, compression_report, compression_state, load_compression_state, scale_compression,
+    };
+    #[pymodule_export]
     use crate::departure::{leaving, thread_raised};
     #[pymodule_export]
-    use crate::elastic::{host_changes, leave, set_progress};
+    use crate::elastic::{end_early, host_changes, leave, set_progress};
     #[pymodule_export]
     use crate::gpu::{check_running, nccl_version, register_streams, takes_gpu_memory};
     #[pymodule_export]

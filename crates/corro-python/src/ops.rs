@@ -11,6 +11,7 @@ use pyo3::marker::Ungil;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::compression;
 use crate::error::{exception, unregistered};
 use crate::gpu;
 use crate::handles::{self, Pending, Results};
@@ -70,13 +71,17 @@ struct Wanted<'a> {
     postscale: f64,
     root: i64,
     splits: Vec<usize>,
+    compression: Option<&'a str>,
 }
 
 impl Wanted<'_> {
     fn kind(&self) -> Result<Kind> {
         let (prescale, postscale) = (self.prescale.to_bits(), self.postscale.to_bits());
         Ok(match self.kind {
-            "allreduce" => Kind::Allreduce { op: self.op()?, prescale, postscale },
+            "allreduce" => {
+                let compression = self.compression.map(compression::parse).transpose()?;
+                Kind::Allreduce { op: self.op()?, prescale, postscale, compression }
+            }
             "reducescatter" => Kind::Reducescatter { op: self.op()?, prescale, postscale },
             "allgather" => Kind::Allgather,
             "alltoall" => Kind::Alltoall { splits: self.splits.clone() },
@@ -140,7 +145,7 @@ fn memory(address: usize, bytes: usize) -> Memory {
 }
 
 #[pyfunction]
-#[pyo3(signature = (kind, view, output, set_id, name, op=1, prescale=1.0, postscale=1.0, root=0, splits=None))]
+#[pyo3(signature = (kind, view, output, set_id, name, op=1, prescale=1.0, postscale=1.0, root=0, splits=None, compression=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
 pub(crate) fn run(
     py: Python<'_>,
@@ -154,12 +159,13 @@ pub(crate) fn run(
     postscale: f64,
     root: i64,
     splits: Option<Vec<usize>>,
+    compression: Option<&str>,
 ) -> PyResult<Option<Output>> {
     let engine = engine(py)?;
     let set = set_id.ok_or_else(|| unregistered(py))?;
     let (view, output) = place(view, output)?;
     let allocated = output.is_none();
-    let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
+    let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default(), compression };
     let name = names::of_one(kind, name);
     let outcome = wait_for_run(py, move |signals| {
         // The caller's frame keeps the tensors; a stream that waits for the result keeps their order.
@@ -193,7 +199,7 @@ fn wait_for_run(
 }
 
 #[pyfunction]
-#[pyo3(signature = (kind, view, output, set_id, name, keep, result, complete, op=1, prescale=1.0, postscale=1.0, root=0, splits=None))]
+#[pyo3(signature = (kind, view, output, set_id, name, keep, result, complete, op=1, prescale=1.0, postscale=1.0, root=0, splits=None, compression=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
 pub(crate) fn submit(
     py: Python<'_>,
@@ -210,10 +216,11 @@ pub(crate) fn submit(
     postscale: f64,
     root: i64,
     splits: Option<Vec<usize>>,
+    compression: Option<&str>,
 ) -> PyResult<u64> {
     let engine = engine(py)?;
     let set = set_id.ok_or_else(|| unregistered(py))?;
-    let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default() };
+    let wanted = Wanted { kind, op, prescale, postscale, root, splits: splits.unwrap_or_default(), compression };
     let name = names::of_one(kind, name);
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
     let (view, output) = place(view, output)?;
@@ -231,7 +238,7 @@ pub(crate) fn submit(
 }
 
 #[pyfunction]
-#[pyo3(signature = (kind, views, outputs, set_id, name, keep, results, complete, op=1, prescale=1.0, postscale=1.0))]
+#[pyo3(signature = (kind, views, outputs, set_id, name, keep, results, complete, op=1, prescale=1.0, postscale=1.0, compression=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
 pub(crate) fn submit_group(
     py: Python<'_>,
@@ -246,6 +253,7 @@ pub(crate) fn submit_group(
     op: u8,
     prescale: f64,
     postscale: f64,
+    compression: Option<&str>,
 ) -> PyResult<u64> {
     let engine = engine(py)?;
     let set = set_id.ok_or_else(|| unregistered(py))?;
@@ -253,7 +261,7 @@ pub(crate) fn submit_group(
     if results.len() != count || outputs.as_ref().is_some_and(|outputs| outputs.len() != count) {
         return Err(exception(py, &Error::Bug("a group needs as many outputs and results as tensors".into())));
     }
-    let wanted = Wanted { kind, op, prescale, postscale, root: 0, splits: Vec::new() };
+    let wanted = Wanted { kind, op, prescale, postscale, root: 0, splits: Vec::new(), compression };
     let group = names::of_group(kind, name);
     let mut outputs = outputs.into_iter().flatten();
     let places = views.into_iter().map(|view| place(&view, outputs.next().as_ref())).collect::<PyResult<Vec<_>>>()?;

@@ -88,7 +88,7 @@ pub(crate) fn start_job(py: Python<'_>, wanted: Wanted) -> PyResult<Ended> {
 
 fn describe(failure: &Failure, last_lines: &[String]) -> String {
     let what = match failure {
-        Failure::Rank { .. } | Failure::Stuck { .. } => failure.to_string(),
+        Failure::Rank { .. } | Failure::Stuck { .. } | Failure::Early { .. } => failure.to_string(),
         Failure::NotStarted { rank, host, cause, .. } => format!("rank {rank} on {host} could not be started: {cause}"),
         Failure::Host { host, cause, .. } => format!("lost host {host}: {cause}"),
         Failure::Elastic { why, .. } => why.clone(),

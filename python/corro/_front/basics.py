@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from corro import _native
 from corro._environment import flag, setting
-from corro._front import last_words, watching
+from corro._front import last_words, mpi, watching
 from corro._front import process_sets as sets
 
 # What every front offers under the same name.
@@ -43,14 +44,16 @@ _before_waiting: list[Callable[[], None]] = []
 _before_leaving: list[Callable[[], None]] = []
 # Called after every shutdown; an elastic restart must not meet anything of the run before.
 _after_shutdown: list[Callable[[], None]] = []
+# Whether MPI has told this process who it is.
+_by_mpi = False
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Joins the job that the launcher has started; without a launcher, a job of one rank. A second call does nothing.
 
-    `process_sets` is a list of sets to register, or "dynamic" to allow adding and removing them later. `comm` may list all
-    ranks, as scripts for Horovod do. Raises `ValueError` for a `comm` of some ranks only, and `HorovodInternalError` if the
-    other ranks do not come.
+    `process_sets` is a list of sets to register, or "dynamic" to allow adding and removing them later. `comm` is the world:
+    a communicator of mpi4py, or a list of ranks; some of the ranks of MPI are a world of their own (with mpi4py). Raises
+    `ValueError` for a `comm` that can't be one, and `HorovodInternalError` if the other ranks do not come.
 
     Example:
         >>> hvd.init()
@@ -58,32 +61,56 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         True
     """
     ranks = _ranks_of(comm)
+    if ranks and sets.has_communicators(process_sets):
+        raise NotImplementedError("process sets from communicators need a communicator as `comm`, or none at all.")
     last_words.listen(_when_it_fails, _at_exit)
     started = not _native.is_initialized()
     while started and elastic_enabled() and _before_waiting:
         _before_waiting.pop()()
-    # Does nothing the second time, but for a process that was forked from a rank: there it says so.
-    _native.init()
+    with _world(comm, ranks, started) as part:
+        # Does nothing the second time, but for a process that was forked from a rank: there it says so.
+        _native.init()
     if started:
         watching.listen()
     if started and elastic_enabled():
         _tell_environment()
-    if ranks and ranks != list(range(_native.size())):
+    if ranks and not part and ranks != list(range(_native.size())):
         if started:
             shutdown()
         raise ValueError(
-            f"init(comm={ranks}) asks for a part of the world as a world of its own, which needs MPI. "
-            f"Use a process set: hvd.init(process_sets=[hvd.ProcessSet({ranks})])."
+            f"init(comm={ranks}) asks for a part of the world as a world of its own, which needs MPI: start the job with "
+            f"mpirun, and install mpi4py. Or use a process set: hvd.init(process_sets=[hvd.ProcessSet({ranks})])."
         )
     sets.start(process_sets)
 
 
+@contextlib.contextmanager
+def _world(comm: Any, ranks: list[int], started: bool) -> Iterator[bool]:
+    """While the engine starts: whose world it is to have. Gives whether the list of ranks is taken care of."""
+    global _by_mpi
+    if not started or elastic_enabled():
+        yield False
+        return
+    whole = ranks and ranks == list(range(len(ranks)))
+    if mpi.is_communicator(comm):
+        # One of our own: the program may free its.
+        found = comm.Dup()
+    elif ranks:
+        found = None if whole and not mpi.is_asked_for() else mpi.part_of_the_world(ranks)
+    else:
+        found = mpi.world()
+    if found is None:
+        yield False
+        return
+    _by_mpi = True
+    with mpi.told(found):
+        yield True
+
+
 def _ranks_of(comm: Any) -> list[int]:
-    """The world ranks `comm` lists; empty for "all"."""
-    if comm is None:
+    """The world ranks `comm` lists; empty for "all", and for a communicator."""
+    if comm is None or mpi.is_communicator(comm):
         return []
-    if hasattr(comm, "Get_rank"):
-        raise ValueError("init was given an MPI communicator, but Horovod MPI support has not been built into Corro.")
     if not isinstance(comm, Iterable):
         raise ValueError(f"init(comm=...) takes a list of ranks or an MPI communicator, not {type(comm).__name__}.")
     return sorted(int(rank) for rank in comm)
@@ -257,35 +284,40 @@ def stop_timeline() -> None:
     _native.stop_timeline()
 
 
-# What Horovod was compiled with. Corro carries its own transport, which stands where Gloo stood.
+# What Horovod was compiled with. Corro carries its own transport, which stands where Gloo stood, and finds MPI at run time.
 def mpi_threads_supported() -> bool:
-    """Raises `ValueError`: Corro does without MPI. For scripts that ask Horovod.
+    """Whether any thread may call MPI, so that a program may use it beside Corro. Raises `ValueError` where MPI is not used.
 
     Example:
-        >>> if hvd.mpi_built():
+        >>> if hvd.mpi_enabled():
         ...     print(hvd.mpi_threads_supported())
     """
-    raise ValueError("Horovod MPI is not enabled; Corro does not need it.")
+    if not mpi_enabled():
+        raise ValueError(
+            "Horovod MPI is not enabled: nothing asks for it (`comm`, HOROVOD_CONTROLLER, HOROVOD_CPU_OPERATIONS)."
+        )
+    return mpi.threads_supported()
 
 
 def mpi_enabled() -> bool:
-    """Whether ranks talk over MPI: never.
+    """Whether MPI says who ranks are, or moves their tensors: if `init` got a communicator, or the environment asks for it
+    (`HOROVOD_CONTROLLER=mpi`, `HOROVOD_CPU_OPERATIONS=mpi`).
 
     Example:
         >>> hvd.mpi_enabled()
         False
     """
-    return False
+    return _by_mpi or mpi.is_asked_for()
 
 
 def mpi_built() -> bool:
-    """Whether MPI is built in: never. Jobs started by mpiexec work all the same.
+    """Whether MPI can be used here: mpi4py is installed, or an `mpiexec` has started this process.
 
     Example:
-        >>> hvd.mpi_built()
-        False
+        >>> if hvd.mpi_built():
+        ...     print("communicators may be given to init")
     """
-    return False
+    return mpi.is_here()
 
 
 def gloo_enabled() -> bool:

@@ -30,6 +30,7 @@ R = TypeVar("R")
 # What a host update was: bits of the number that the driver sends.
 REMOVED = 1
 ADDED = 2
+ENDING = 4
 
 # What a progress is made of: epochs (where no launcher counts them, they are seconds), commits, and in the lowest bit
 # whether what the state holds now is newer than its last commit.
@@ -76,10 +77,17 @@ class State:
         self._rank = get_rank
         self._host_messages: queue.Queue[tuple[int, int]] = queue.Queue()
         self._reset_callbacks: list[Callable[[], None]] = []
+        self._end_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """These are called, in order, after the ranks changed and before the state is sent around."""
         self._reset_callbacks.extend(callbacks)
+
+    def register_end_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """These are called, in order, on all ranks at the commit at which the job ends before its work is done: its time is
+        up, or its scheduler wants the machines (`corro run` got SIGUSR1). Save a checkpoint there; then the process ends.
+        """
+        self._end_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
         """Called when the ranks have changed: adapts to them, and calls what is registered."""
@@ -104,9 +112,18 @@ class State:
         heard = _native.host_changes()
         while not self._host_messages.empty():
             heard |= self._host_messages.get()[1]
-        removed, added = _highest(heard & REMOVED, heard & ADDED)
+        removed, added, ending = _highest(heard & REMOVED, heard & ADDED, heard & ENDING)
+        if ending:
+            self._end()
         if removed or added:
             raise HostsUpdatedInterrupt(skip_sync=not added)
+
+    def _end(self) -> None:
+        """All ranks, at the same commit: what they have is saved by those who know how, and they end."""
+        for callback in self._end_callbacks:
+            callback()
+        _native.end_early()
+        raise SystemExit(0)
 
     def save(self) -> None:
         """Keeps a copy of the state as it is now."""

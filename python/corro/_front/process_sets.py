@@ -8,13 +8,15 @@ from typing import Any
 from corro import _native
 from corro._environment import flag
 from corro._errors import UnregisteredProcessSet
+from corro._front import mpi
 
 
 class ProcessSet:
     """Some of the ranks, which run collectives among themselves: `hvd.allreduce(..., process_set=some)`.
 
-    Usable once registered: by `init(process_sets=[...])` or `add_process_set`. Raises `ValueError` for what is no list of
-    ranks.
+    Usable once registered: by `init(process_sets=[...])` or `add_process_set`. A communicator of mpi4py stands for its
+    processes, in `init` only: there each process gives its own, and all sets that come of it are registered on all. Raises
+    `ValueError` for what is neither.
 
     Example:
         >>> some = hvd.ProcessSet([0])
@@ -28,11 +30,11 @@ class ProcessSet:
     ranks: list[int] | None = None
     mpi_comm: Any = None
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        if hasattr(ranks_or_comm, "Get_rank"):
-            raise ValueError(
-                "a ProcessSet from an MPI communicator needs Horovod MPI support, which has not been built."
-            )
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+        if mpi.is_communicator(ranks_or_comm):
+            # Its ranks are known once all have met: `init` asks it.
+            self.mpi_comm = ranks_or_comm
+            return
         if isinstance(ranks_or_comm, (str, bytes)) or not isinstance(ranks_or_comm, Iterable):
             raise ValueError(f"a ProcessSet is made from a list of ranks, not from {ranks_or_comm!r}.")
         ranks = list(ranks_or_comm)
@@ -96,6 +98,8 @@ def start(wanted: Any) -> None:
         return
     new = [item if isinstance(item, ProcessSet) else ProcessSet(item) for item in wanted or ()]
     new = [item for item in new if _registered.get(item.process_set_id or 0) is not item]
+    if any(item.mpi_comm is not None for item in new):
+        new = _of_all_ranks(new)
     seen: list[list[int]] = []
     elastic = flag("ELASTIC")
     for item in new:
@@ -104,6 +108,40 @@ def start(wanted: Any) -> None:
     for item in new:
         _register(item)
     _given = [*(_given or ()), *new] if new else _given
+
+
+def has_communicators(wanted: Any) -> bool:
+    """Whether any of the sets given to `init` is made from a communicator."""
+    items = [] if wanted is None or isinstance(wanted, str) else wanted
+    return any(mpi.is_communicator(getattr(item, "mpi_comm", None) or item) for item in items)
+
+
+def _of_all_ranks(own: list[ProcessSet]) -> list[ProcessSet]:
+    """The sets that all ranks have given, in the same order on all: where one has a communicator, others have others."""
+    for item in own:
+        if item.mpi_comm is not None:
+            item.ranks = mpi.members(item.mpi_comm, _native.rank())
+    # Of each place in the list, the sets that any rank has there.
+    new = []
+    for at in range(max(_gather([len(own)]))[0]):
+        here = own[at] if at < len(own) else None
+        for ranks in sorted({tuple(given) for given in _gather((here.ranks if here else None) or []) if given}):
+            new.append(here if here and here.ranks == list(ranks) else ProcessSet(ranks))
+    return new
+
+
+def _gather(numbers: list[int]) -> list[list[int]]:
+    """A list of each rank."""
+    from corro._front.objects import gather_numbers
+
+    size = _native.size()
+    if size == 1:
+        return [numbers]
+    lengths = gather_numbers([len(numbers)], "process sets: lengths")
+    longest = max(lengths)
+    padded = numbers + [-1] * (longest - len(numbers))
+    flat = gather_numbers(padded, "process sets: ranks") if longest else []
+    return [flat[at * longest : at * longest + length] for at, length in enumerate(lengths)]
 
 
 def stop() -> None:
@@ -135,6 +173,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         1
     """
     item = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if item.mpi_comm is not None:
+        raise NotImplementedError("a process set from a communicator can be given to `init` only.")
     _require_dynamic("add_process_set")
     _check(item, [])
     _register(item)

@@ -44,6 +44,7 @@ from corro.jax.functions import (
     broadcast_parameters,
 )
 from corro.jax.gradients import grad, value_and_grad
+from corro.jax.local import DiLoCo, Gossip, LocalSGD, Nesterov
 from corro.jax.mpi_ops import (
     Adasum,
     Average,
@@ -74,10 +75,14 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DiLoCo",
     "DistributedOptimizer",
+    "Gossip",
     "HorovodInternalError",
+    "LocalSGD",
     "Max",
     "Min",
+    "Nesterov",
     "ProcessSet",
     "Product",
     "Sum",

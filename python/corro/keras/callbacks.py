@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from corro._front.local.outer import Nesterov
 from corro._keras import callbacks as what
+from corro._keras import local
 from corro.keras._which import keras
 
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "DiLoCoCallback",
+    "GossipCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
+    "LocalSGDCallback",
     "LogValuesCallback",
     "MetricAverageCallback",
+    "Nesterov",
 ]
 
 
@@ -34,6 +40,18 @@ class LearningRateScheduleCallback(what.LearningRateSchedule, keras.callbacks.Ca
 
 
 class LearningRateWarmupCallback(what.LearningRateWarmup, keras.callbacks.Callback):
+    _keras = keras
+
+
+class LocalSGDCallback(local.LocalSGD, keras.callbacks.Callback):
+    _keras = keras
+
+
+class DiLoCoCallback(local.DiLoCo, keras.callbacks.Callback):
+    _keras = keras
+
+
+class GossipCallback(local.Gossip, keras.callbacks.Callback):
     _keras = keras
 
 

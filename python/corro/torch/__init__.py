@@ -11,6 +11,7 @@ except ImportError as error:
     ) from error
 
 from corro._front.basics import before_waiting as _before_waiting
+from corro._front.engine_compression import compression_report
 from corro._front.process_sets import (
     ProcessSet,
     add_process_set,
@@ -21,12 +22,14 @@ from corro._front.watching import log
 from corro.torch import elastic
 from corro.torch._shared import shared_empty
 from corro.torch.compression import Compression
+from corro.torch.custom import GradBucket, OwnCompressor, allreduce_future, register_compressor
 from corro.torch.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from corro.torch.local import DiLoCo, Gossip, LocalSGD, Nesterov
 from corro.torch.mpi_ops import (
     Adasum,
     Average,
@@ -85,6 +88,7 @@ from corro.torch.mpi_ops import (
     stop_timeline,
     synchronize,
 )
+from corro.torch.onebit_adam import OneBitAdam
 from corro.torch.optimizer import DistributedOptimizer
 from corro.torch.sync_batch_norm import SyncBatchNorm
 
@@ -100,10 +104,17 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DiLoCo",
     "DistributedOptimizer",
+    "Gossip",
+    "GradBucket",
     "HorovodInternalError",
+    "LocalSGD",
     "Max",
     "Min",
+    "Nesterov",
+    "OneBitAdam",
+    "OwnCompressor",
     "ProcessSet",
     "Product",
     "Sum",
@@ -116,6 +127,7 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "allreduce_future",
     "alltoall",
     "alltoall_async",
     "barrier",
@@ -127,6 +139,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "compression_report",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -158,6 +171,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "register_compressor",
     "remove_process_set",
     "rocm_built",
     "shared_empty",

@@ -25,7 +25,8 @@ class Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Grads:  # type: ignore[override]
-        reduced = _eager.into_new("allreduce", grad, ctx.process_set, None, *ctx.numbers)
+        # Not compressed, where the tensor was: what is kept of a tensor is its own, not its gradient's.
+        reduced = _eager.into_new("allreduce", grad, ctx.process_set, None, *ctx.numbers[:3])
         return (reduced, None, None, *(None for _ in ctx.numbers))
 
 

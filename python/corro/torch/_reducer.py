@@ -23,7 +23,9 @@ from corro.torch._facts import elements, of_gradients, of_round, of_start
 from corro.torch._groups import Group, buckets
 from corro.torch._shared import share_gradients
 from corro.torch._tensors import storage
+from corro.torch._ways import Hooked, Way, way_for
 from corro.torch.compression import NoneCompressor
+from corro.torch.custom import CommHook
 from corro.torch.mpi_ops import sparse_allreduce_async
 
 # All there are: after a shutdown they must begin anew.
@@ -62,7 +64,9 @@ class Reducer:
         # Steps of the optimizer: what the checks compare.
         self.steps = 0
         self._names = names
-        self._compression = compression
+        # Another way than a plain allreduce; or a compressor as Horovod knows them.
+        self.way: Way | None = way_for(compression, process_set, numbers, _rate_of(weakref.ref(self)))
+        self._compression = compression if self.way is None else NoneCompressor
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._numbers = numbers
@@ -135,7 +139,7 @@ class Reducer:
         self._hook(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
         # In an elastic job, ranks make their optimizers at different times, and this takes them all.
         wanted = flag("SHARED_GRADIENTS") and not flag("ELASTIC")
-        if wanted and self._compression is NoneCompressor and not self._sparse_as_dense:
+        if wanted and self.way is None and self._compression is NoneCompressor and not self._sparse_as_dense:
             # In the order of groups: then what is reduced together lies together.
             inside = [p for group in self._groups for p in group.members if p in self._passes_left]
             self._shared = dict(zip(inside, share_gradients(inside, self._process_set), strict=False))
@@ -411,7 +415,9 @@ class Reducer:
                 self._submit_sparse(p, grad, self._names[p])
             else:
                 dense.append(p)
-        if rider is None and len(dense) == 1:
+        if self.way is not None:
+            self._submit_by_way(self.way, dense, rider, self._names[group.members[0]])
+        elif rider is None and len(dense) == 1:
             self._submit(dense[0])
         elif dense or rider is not None:
             self._submit_together(dense, rider, self._names[group.members[0]])
@@ -426,6 +432,26 @@ class Reducer:
             packed, context = self._compression.compress(grad)
             handle = _eager.in_place_async("allreduce", packed, self._process_set, name, *self._numbers, keep=storage)
             self._in_flight[p] = lambda: self._take(p, self._compression.decompress(_native.wait(handle), context))
+
+    def _submit_by_way(self, way: Way, dense: Sequence[torch.Tensor], rider: torch.Tensor | None, name: str) -> None:
+        for p in dense:
+            self._in_flight[p] = way.start(self._names[p], p, _grad(p))
+        if rider is not None:
+            self._in_flight[rider] = _eager.in_place_async(
+                "allreduce", rider, self._process_set, f"{name}.rider", *self._numbers, keep=storage
+            )
+
+    def rate(self, p: torch.Tensor) -> float:
+        """The learning rate of a parameter; 0 if it has none."""
+        optimizer = self._optimizer()
+        groups = optimizer.param_groups if optimizer is not None else []
+        return next((float(g["lr"]) for g in groups if "lr" in g and any(q is p for q in g["params"])), 0.0)
+
+    def take_hook(self, state: Any, hook: CommHook) -> None:
+        """From here on the hook reduces gradients."""
+        if self.way is not None or self._compression is not NoneCompressor:
+            raise ValueError("a communication hook takes the place of compression=: leave that out.")
+        self.way = Hooked(state, hook, list(self._names))
 
     def _submit_sparse(self, p: torch.Tensor, grad: torch.Tensor, name: str) -> None:
         self._sparse.add(p)
@@ -537,6 +563,16 @@ basics.after_shutdown(_outlive)
 
 def _nothing() -> None:
     pass
+
+
+def _rate_of(reducer: weakref.ref[Reducer]) -> Callable[[torch.Tensor], float]:
+    """Learning rates, from a reducer that goes when its optimizer does."""
+
+    def rate(p: torch.Tensor) -> float:
+        known = reducer()
+        return 0.0 if known is None else known.rate(p)
+
+    return rate
 
 
 def _grad(p: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Fewer bytes on the way: gradients are cast to 16 bits before they are reduced, and back afterwards."""
+"""Fewer bytes on the way: Horovod's casts to 16 bits, and what the engine can do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from corro._front.compression import CastCompressor, Compressor, NoneCompressor
+from corro._front.engine_compression import Methods
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
@@ -33,13 +34,20 @@ class BF16Compressor(_Cast):
     target = torch.bfloat16
 
 
-class Compression:
-    """What `compression=` takes: `none`, `fp16` or `bf16`. Gradients are cast before they travel, and back afterwards.
+class Compression(Methods):
+    """What `compression=` takes.
 
-    A class of your own works as well, with the methods of `corro.torch.compression.Compressor`.
+    `none`, `fp16` and `bf16` are Horovod's: gradients are cast before they travel, and back afterwards. A class of your own
+    works as well, with the methods of `corro.torch.compression.Compressor`.
+
+    The others are the engine's, and take settings: `int8()`, `int4()`, `fp8()`, `onebit()`, `sign()`, `qsgd()`,
+    `terngrad()`, `topk()`, `dgc()`, `randomk()`, `powersgd()`, `ef21()`. They send fewer bytes between hosts, and
+    nothing changes inside of one. See the page "Fewer bytes".
 
     Example:
         >>> hvd.allreduce(torch.ones(2), compression=hvd.Compression.bf16)
+        tensor([1., 1.])
+        >>> hvd.allreduce(torch.ones(2), name="x", compression=hvd.Compression.int8())
         tensor([1., 1.])
     """
 

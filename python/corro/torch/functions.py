@@ -12,7 +12,7 @@ from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import global_process_set
 from corro.torch import _eager
 from corro.torch.mpi_ops import broadcast_async_, synchronize
-from corro.torch.optimizer import local_step
+from corro.torch.optimizer import REMEMBERED, local_step
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -69,6 +69,8 @@ def broadcast_optimizer_state(
     if not optimizer.state:
         _make_state(optimizer, model)
     mine = optimizer.state_dict()
+    # What compression still owes is each rank's own.
+    mine.pop(REMEMBERED, None)
     tensors: list[torch.Tensor] = []
     outline = _outline(mine, tensors) if is_root else None
     outline = broadcast_object(outline, root_rank, "optimizer_state")

@@ -26,6 +26,7 @@ from corro._front.arguments import (
     scatter_reduction,
     set_size,
 )
+from corro._front.auto_compression import Auto
 from corro._front.basics import (
     ccl_built,
     cross_rank,
@@ -50,6 +51,7 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
+from corro._front.engine_compression import EngineCompression, setting_for
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._front.waiting import barrier, poll, synchronize
 from corro.common.basics import HorovodBasics
@@ -141,7 +143,8 @@ def allreduce(
     """Reduces the tensor over all ranks into a new one, of the same shape on all ranks; averages unless `op` says otherwise.
 
     `op` is Average, Sum, Min, Max, Product or Adasum; `average` is its deprecated form. The input is multiplied by
-    `prescale_factor`, the result by `postscale_factor`. `compression` says what travels, such as `hvd.Compression.fp16`.
+    `prescale_factor`, the result by `postscale_factor`. `compression` says what travels, such as `hvd.Compression.fp16`
+    or `hvd.Compression.int8()`.
     Ranks find each other's tensors by `name`; without names by their order. `process_set` are the ranks that take part.
     Differentiable. Raises `HorovodInternalError` if ranks disagree about shape, dtype or op, or if one is lost.
 
@@ -150,6 +153,12 @@ def allreduce(
         tensor([2., 4.])
     """
     op = reduction(op, average, process_set)
+    if isinstance(compression, EngineCompression | Auto | str):
+        spec = setting_for(compression, name, tensor.nbytes)
+        numbers = (op, prescale_factor, postscale_factor, 0, None, spec)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return _autograd.Allreduce.apply(tensor, process_set, name, *numbers)
+        return _eager.into_new("allreduce", tensor, process_set, name, *numbers)
     packed, context = compression.compress(tensor)
     if is_compiling():
         reduced = _compiled.allreduce(packed, process_set, name, op, prescale_factor, postscale_factor)

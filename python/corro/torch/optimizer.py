@@ -12,6 +12,7 @@ import torch
 
 from corro._front import basics, checks, watching
 from corro._front.arguments import Adasum, Average, Sum
+from corro._front.engine_compression import settings_of
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._native import epoch
 from corro.common.util import split_list
@@ -19,12 +20,16 @@ from corro.torch import _eager
 from corro.torch._facts import of_round, of_start
 from corro.torch._reducer import Reducer, numbered
 from corro.torch.compression import Compression
+from corro.torch.custom import CommHook
 from corro.torch.mpi_ops import synchronize as wait
 
 if TYPE_CHECKING:
     from corro.torch._types import Distributed
 
 Names = dict[torch.Tensor, str]
+
+# Where a state dictionary has what compression remembers: each rank's own.
+REMEMBERED = "corro_compression"
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -45,9 +50,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     state. Gradients are reduced while backward is still running, and final when it returns.
 
     `named_parameters` (`model.named_parameters()`) gives the names for messages. `op` is Average, Sum or Adasum;
-    `backward_passes_per_step` adds up as many backward passes before it reduces; `groups` reduces parameters together, by
-    number of groups or by lists. `gradient_predivide_factor` divides by as much before the sum and by the rest after it.
-    `sparse_as_dense` makes sparse gradients dense. Raises `ValueError` for names that are missing or come twice.
+    `backward_passes_per_step` adds up as many backward passes before it reduces; `groups` reduces parameters together,
+    by number of groups or by lists. `gradient_predivide_factor` divides by as much before the sum and by the rest
+    after it. `sparse_as_dense` makes sparse gradients dense. `compression` sends fewer bytes between hosts: one for
+    all, such as `hvd.Compression.int8()`, or a dictionary of patterns of names, as `{"*.bias": hvd.Compression.none,
+    "*": hvd.Compression.powersgd(rank=4)}`, of which the first that fits counts. What it leaves out is in
+    `state_dict()`, each rank's own: save it on every rank. Raises `ValueError` for names that are missing or come
+    twice.
 
     New methods: `synchronize()` waits for all gradients, `skip_synchronize()` is for a `step` after it, `no_sync()` for
     batches whose gradients only add up, `set_backward_passes_per_step(n)`.
@@ -71,6 +80,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     names = _names(optimizer, named_parameters)
     group_lists = _groups(groups, list(names))
 
+    if op == Adasum and settings_of(compression, Compression.none) is not None:
+        raise ValueError("op=hvd.Adasum works with Compression.none, fp16 and bf16 only.")
     if op == Adasum and (basics.size() > 1 or basics.elastic_enabled()):
         if process_set is not global_process_set:
             raise NotImplementedError("Adasum works on the global process set only.")
@@ -204,9 +215,24 @@ class _DistributedOptimizer(_Twin):
         """Changes after how many backward passes gradients are reduced; counting starts anew."""
         self._reducer.set_passes(passes)
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Has `hook(state, bucket)` reduce each gradient, as with torch's DDP: it gives a future of the averaged one."""
+        self._reducer.take_hook(state, hook)
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the user's optimizer; and, if gradients are compressed, what this rank still owes of them."""
+        state = super().state_dict()
+        way = self._reducer.way
+        if way is not None and (remembered := way.remembered()):
+            state[REMEMBERED] = remembered
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         self._reducer.forget()
-        super().load_state_dict(*args, **kwargs)
+        ours = {key: value for key, value in state_dict.items() if key != REMEMBERED}
+        super().load_state_dict(ours, *args, **kwargs)
+        if REMEMBERED in state_dict and self._reducer.way is not None:
+            self._reducer.way.remember(state_dict[REMEMBERED])
 
     def synchronize(self) -> None:
         """Waits until every gradient is reduced. Backward has done so already, unless gradients came in another way."""

@@ -69,6 +69,11 @@ impl Carriers {
         (members, at)
     }
 
+    /// How many hosts, how many ranks of each carry, and which of these this one is.
+    pub(crate) fn seats(&self) -> (usize, usize, Option<usize>) {
+        (self.hosts.len(), self.count, (self.seat < self.count).then_some(self.seat))
+    }
+
     pub(crate) fn here(&self) -> usize {
         self.here
     }

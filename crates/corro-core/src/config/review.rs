@@ -13,8 +13,8 @@ pub static WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("HOROVOD_BATCH_D2D_MEMCOPIES", "Corro packs tensors in its own way"),
     ("HOROVOD_ENABLE_ASYNC_COMPLETION", "operations always complete asynchronously"),
     ("HOROVOD_ENABLE_XLA_OPS", "XLA operations are always there"),
-    ("HOROVOD_MPI_THREADS_DISABLE", "Corro does not use MPI"),
-    ("HOROVOD_ADASUM_MPI_CHUNK_SIZE", "Corro does not use MPI"),
+    ("HOROVOD_MPI_THREADS_DISABLE", "where Corro uses MPI, it does so from threads of its own"),
+    ("HOROVOD_ADASUM_MPI_CHUNK_SIZE", "Adasum goes over Corro's own connections"),
     ("HOROVOD_CCL_CACHE", "Corro does not use oneCCL"),
 ];
 
@@ -22,7 +22,6 @@ pub static WITHOUT_EFFECT: &[(&str, &str)] = &[
 /// others are for building or packaging Horovod, and many container images have them. A name that ends with `_` stands
 /// for all that begin with it.
 const QUIET: &[&str] = &[
-    "HOROVOD_CONTROLLER",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_ALLOW_MIXED_GPU_IMPL",

@@ -21,8 +21,8 @@ use crate::set::ProcessSet;
 use crate::sets::Sets;
 
 /// How often it looks, and which of the looks always is a note.
-const PERIOD: Duration = Duration::from_millis(250);
-const NOTE_EVERY: u64 = 2;
+const PERIOD: Duration = Duration::from_millis(125);
+const NOTE_EVERY: u64 = 4;
 /// Values in one note, if they fit.
 const MAX_VALUES: usize = 200;
 /// Which of the notes tell what tensors cost.

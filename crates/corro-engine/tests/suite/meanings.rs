@@ -102,7 +102,7 @@ fn tensors_of_gpus_are_rounded_as_their_frameworks_do() {
         on_ranks(N, move |engine| {
             let (one, post) = (1f64.to_bits(), f64::from(factor).to_bits());
             let kinds = [
-                Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: post },
+                Kind::Allreduce { op: ReduceOp::Sum, prescale: one, postscale: post, compression: None },
                 Kind::Reducescatter { op: ReduceOp::Sum, prescale: one, postscale: post },
             ];
             kinds.map(|kind| {

@@ -15,8 +15,9 @@ fn is_private(name: &[u8]) -> bool {
 fn belongs_to_the_host(name: &[u8]) -> bool {
     let exact: &[&[u8]] =
         &[b"HOME", b"USER", b"LOGNAME", b"MAIL", b"SHELL", b"HOSTNAME", b"DISPLAY", b"TMPDIR", b"CUDA_VISIBLE_DEVICES"];
+    let of_slurm: &[&[u8]] = &[b"ROCR_VISIBLE_DEVICES", b"GPU_DEVICE_ORDINAL", b"SLURMD_NODENAME", b"SLURM_NODEID"];
     let families: &[&[u8]] = &[b"SSH_", b"XDG_", b"DBUS_"];
-    exact.contains(&name) || families.iter().any(|f| name.starts_with(f))
+    exact.contains(&name) || of_slurm.contains(&name) || families.iter().any(|f| name.starts_with(f))
 }
 
 /// What the launcher sends: its own environment without what is private.

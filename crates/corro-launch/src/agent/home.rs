@@ -17,6 +17,9 @@ pub(crate) enum Home {
     /// In a task (of Spark, say), by `corro agent --in-task=ADDRESS`: ranks have the task's, and of the launcher only what it
     /// says of the job. The task reaches the launcher at that address.
     Task(String),
+    /// In a job step of a batch system, by `corro agent --in-step`: as on a host, but a first SIGTERM is the system's notice that it
+    /// will end the job, and the launcher's to act on.
+    Step,
 }
 
 impl Home {
@@ -24,11 +27,13 @@ impl Home {
     pub(crate) fn understand(words: &[OsString]) -> Result<Self> {
         match words {
             [] => Ok(Self::Host),
+            [word] if word == "--in-step" => Ok(Self::Step),
             [word, rest @ ..] => match word.to_str().and_then(|word| word.strip_prefix("--in-task=")) {
                 Some(address) if rest.is_empty() => Ok(Self::Task(address.into())),
-                _ => {
-                    Err(Error::Usage(format!("{} means nothing to an agent; known: --in-task=ADDRESS", word.display())))
-                }
+                _ => Err(Error::Usage(format!(
+                    "{} means nothing to an agent; known: --in-task=ADDRESS, --in-step",
+                    word.display()
+                ))),
             },
         }
     }
@@ -37,6 +42,7 @@ impl Home {
     pub(super) fn caller(&self) -> Option<String> {
         match self {
             Self::Task(address) => Some(address.clone()),
+            Self::Step => config::foreign("SLURM_LAUNCH_NODE_IPADDR"),
             Self::Host => {
                 config::foreign("SSH_CONNECTION").and_then(|c| c.split_whitespace().next().map(str::to_owned))
             }
@@ -52,8 +58,8 @@ impl Home {
     ) -> Vec<(OsString, OsString)> {
         match self {
             Self::Task(_) => environment::passed_on(own),
-            Self::Host if another_host => environment::on_another_host(own, sent),
-            Self::Host => sent,
+            Self::Host | Self::Step if another_host => environment::on_another_host(own, sent),
+            Self::Host | Self::Step => sent,
         }
     }
 }
@@ -84,6 +90,7 @@ mod tests {
     fn an_agent_is_told_where_it_is_by_one_word() {
         let understand = |words: &[&str]| Home::understand(&words.iter().map(OsString::from).collect::<Vec<_>>());
         assert_eq!(understand(&[]).unwrap(), Home::Host);
+        assert_eq!(understand(&["--in-step"]).unwrap(), Home::Step);
         let task = understand(&["--in-task=10.0.0.1"]).unwrap();
         assert_eq!((&task, task.caller()), (&Home::Task("10.0.0.1".into()), Some("10.0.0.1".into())));
         assert!(understand(&["--in-task=10.0.0.1", "x"]).is_err());

@@ -36,6 +36,11 @@ pub enum Order {
     Beat,
     /// The user has typed this, for the rank that has the terminal; nothing: no more will be typed.
     Type(ByteBuf),
+    /// Processes get this signal, which they may handle: nothing is ended by us.
+    Pass {
+        /// Which.
+        signal: i32,
+    },
     /// Processes are to tell where their threads are.
     Stacks,
     /// Processes are to tell what their flight recorders hold.
@@ -131,6 +136,11 @@ pub enum Report {
         process: ProcessId,
         /// What.
         statement: Statement,
+    },
+    /// The batch system has told this agent that it will end the job, by this signal.
+    Notice {
+        /// Which.
+        signal: i32,
     },
     /// A line of the agent's own log.
     Logged(String),

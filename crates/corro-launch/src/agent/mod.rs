@@ -72,6 +72,8 @@ struct Agent<'a> {
     output: BorrowedFd<'a>,
     signals: SignalFd,
     home: Home,
+    /// The launcher knows that the batch system will end the job.
+    noticed: bool,
     inbox: Inbox,
     outbox: Vec<u8>,
     processes: Vec<Process>,
@@ -122,6 +124,7 @@ impl<'a> Agent<'a> {
             output,
             signals,
             home,
+            noticed: false,
             inbox: Inbox::default(),
             outbox: Vec::new(),
             processes: Vec::new(),
@@ -221,6 +224,10 @@ impl<'a> Agent<'a> {
             if info.ssi_signo == Number::SIGCHLD as u32 {
                 continue;
             }
+            if self.home == Home::Step && !std::mem::replace(&mut self.noticed, true) {
+                self.tell(&Report::Notice { signal: info.ssi_signo as i32 })?;
+                continue;
+            }
             if self.shutdown.is_none() {
                 // The launcher ends us by other means: this was somebody else, and no rank is to blame for what follows.
                 self.tell(&Report::Ending { signal: info.ssi_signo as i32 })?;
@@ -270,6 +277,11 @@ impl<'a> Agent<'a> {
                 Order::Start(_) => return Err(Error::Malformed("a second order to start".into())),
                 Order::Type(bytes) => {
                     self.processes.iter_mut().flat_map(|r| &mut r.pipes).for_each(|pipe| pipe.type_in(&bytes));
+                }
+                Order::Pass { signal } => {
+                    if let Some(signal) = Signal::from_named_raw(signal) {
+                        process_tree::signal_descendants(&self.living(), signal);
+                    }
                 }
                 Order::Stacks => self.ask_stacks()?,
                 Order::Records => self.processes.iter().for_each(Process::ask_record),

@@ -194,7 +194,7 @@ fn reach(matches: &clap::ArgMatches, agent: Option<&[OsString]>) -> Result<Vec<F
     }
     let size = hosts.iter().map(|h| h.slots).sum();
     let mut job = Job::new(Vec::new(), placement::place(size, &hosts)?)?;
-    job.remote = request::remote(matches)?;
+    job.remote = request::remote(matches, request::allocation()?.as_ref())?;
     if let Some(agent) = agent {
         job.agent = agent.to_vec();
     }

@@ -104,10 +104,10 @@ pub(super) fn command(name: &'static str) -> Command {
     ];
     let other = [
         switch("gloo", "Use Corro's own transports, which are used in any case"),
-        switch("mpi", "No effect: MPI is not needed"),
-        switch("jsrun", "No effect: use jsrun itself to start ranks"),
-        value("mpi-args", "ARGS", "No effect: for MPI").allow_hyphen_values(true),
-        value("binding-args", "ARGS", "No effect: for MPI").allow_hyphen_values(true),
+        switch("mpi", "Let mpirun start the ranks, and MPI move host tensors"),
+        switch("jsrun", "Let LSF's jsrun start the ranks"),
+        value("mpi-args", "ARGS", "More words for mpirun or jsrun, in one").allow_hyphen_values(true),
+        value("binding-args", "ARGS", "The same, in place of Corro's own about binding").allow_hyphen_values(true),
     ];
     let mut command = Command::new(name)
         .about("Starts a job of several processes, here and on other hosts")

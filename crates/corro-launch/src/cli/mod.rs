@@ -5,6 +5,7 @@
 //! | 0 | every rank ended with 0 |
 //! | 1 | a host could not be reached or was lost, or the launcher itself failed |
 //! | 2 | the command line is wrong |
+//! | 75 | an elastic job has ended at a commit because it was told to (SIGUSR1, a batch system): start it again to go on |
 //! | 126, 127 | the command can't be run, or is not there |
 //! | 128 + n | a rank, or the launcher, was ended by signal n |
 //! | other | that of the first rank that failed |
@@ -18,12 +19,14 @@ mod doctor_gpu;
 mod exit;
 mod finding;
 mod flags;
+mod handover;
 mod jobs;
 mod knobs;
 mod program;
 mod request;
 mod script;
 mod signals;
+mod slurm_script;
 mod timeline;
 mod top;
 mod watching;
@@ -67,6 +70,7 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
         "page" => watching::page(rest),
         "report" => watching::report(rest),
         "timeline" => timeline::main(rest),
+        "slurm" => slurm_script::main(rest),
         "doctor" => doctor::main(rest, agent),
         "agent" => match crate::agent::Home::understand(rest).and_then(crate::agent::serve) {
             Ok(code) => code as u8,
@@ -160,6 +164,9 @@ fn start(name: &str, mut request: request::Request) -> Result<u8> {
     }
     let output = output(&request)?;
     corro_log::init_with(request.log(), "launcher");
+    if let Some(handover) = &request.handover {
+        return Err(handover::hand_over(handover, |text| exit::tell(&format!("{name}: {text}"))));
+    }
     let signals = signals::block()?;
     let watching = request.watching.start(name, request.plan.job())?;
     let ready = |control| signals::pass_on(signals, control);
@@ -171,7 +178,11 @@ fn start(name: &str, mut request: request::Request) -> Result<u8> {
         None => 0,
         Some(failure) => {
             exit::tell(&epitaph(name, failure, &outcome.last_lines));
-            if horovod && !matches!(failure, Failure::Interrupted { .. }) { 1 } else { exit_code(failure) }
+            if horovod && !matches!(failure, Failure::Interrupted { .. } | Failure::Early { .. }) {
+                1
+            } else {
+                exit_code(failure)
+            }
         }
     })
 }

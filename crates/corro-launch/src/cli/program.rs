@@ -10,12 +10,12 @@ use clap_complete::Shell;
 
 use super::exit::{self, USAGE_ERROR};
 use super::knobs::LEVELS;
-use super::{doctor, flags, jobs, timeline, watching};
+use super::{doctor, flags, jobs, slurm_script, timeline, watching};
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// What there is help for.
-const COMMANDS: [&str; 10] =
-    ["run", "ps", "top", "stacks", "record", "page", "report", "timeline", "doctor", "completion"];
+const COMMANDS: [&str; 11] =
+    ["run", "ps", "top", "stacks", "record", "page", "report", "timeline", "doctor", "slurm", "completion"];
 
 /// The commands and their flags.
 pub fn program() -> Command {
@@ -44,6 +44,7 @@ pub fn program() -> Command {
         .subcommand(watching::report_command().name("report").mut_args(|arg| arg.value_hint(ValueHint::FilePath)))
         .subcommand(timeline::command().name("timeline"))
         .subcommand(doctor::command().name("doctor").mut_arg("hostfile", file).mut_arg("ssh-identity-file", file))
+        .subcommand(slurm_script::command().name("slurm"))
         .subcommand(completion_command().name("completion"))
         .subcommand(
             Command::new("help").about("Shows the flags of a command").arg(Arg::new("command").value_parser(COMMANDS)),
@@ -76,6 +77,7 @@ pub(super) fn help(words: &[OsString]) -> u8 {
         Some("report") => watching::report_command(),
         Some("timeline") => timeline::command(),
         Some("doctor") => doctor::command(),
+        Some("slurm") => slurm_script::command(),
         Some("completion") => completion_command(),
         Some(other) => return unknown(other),
     };

@@ -9,8 +9,10 @@ use corro_core::{Error, Rank, Result, config};
 use corro_membership::Rules;
 
 use super::config_file::{self, ConfigFile};
+use super::handover::{self, Handover};
 use super::watching::Watching;
 use super::{flags, knobs, script};
+use crate::allocation::{self, Allocation, System};
 use crate::elastic::{ElasticJob, Hosts};
 use crate::event::Control;
 use crate::hosts::{self, Host};
@@ -22,9 +24,14 @@ use crate::start::{HostKeys, Remote};
 /// For waits that cannot be switched off.
 const WEEK_SECONDS: &str = "604800";
 
+/// How often Slurm is asked which nodes a job has: its controller serves a whole cluster.
+const SLURM_QUESTIONS: Duration = Duration::from_secs(5);
+
 /// A run, as asked for.
 pub(super) struct Request {
     pub(super) plan: Plan,
+    /// Another launcher that is to start the job.
+    pub(super) handover: Option<Handover>,
     pub(super) timestamps: bool,
     pub(super) bare: bool,
     pub(super) only: Option<Ranks>,
@@ -117,7 +124,8 @@ pub(super) fn understand(
         return Err(Error::Usage("--jsrun is for jobs of LSF, and this is none: LSB_JOBID is not set".into()));
     }
     let rules = elastic_rules(matches)?;
-    remark_on_others(matches, file.controller.as_deref(), rules.is_some(), &mut remarks);
+    let launcher = handover::asked(matches, file.controller.as_deref(), rules.is_some(), &mut remarks)?;
+    remark_on_others(matches, launcher.is_some(), rules.is_some(), &mut remarks);
 
     let command: Vec<OsString> = matches.get_many::<OsString>("command").unwrap_or_default().cloned().collect();
     if command.is_empty() {
@@ -125,9 +133,12 @@ pub(super) fn understand(
             "no command to run: put it behind the flags, as in `corro run -np 2 python train.py`".into(),
         ));
     }
+    let allocation = allocation()?;
     let placement = match rules {
         Some(_) => Vec::new(),
-        None => size_and_hosts(matches).and_then(|(size, hosts)| placement::place(size, &hosts))?,
+        None => {
+            size_and_hosts(matches, allocation.as_ref()).and_then(|(size, hosts)| placement::place(size, &hosts))?
+        }
     };
     let mut job = Job::new(script::with_python(command), placement)?;
     job.variables = settings.variables;
@@ -140,15 +151,20 @@ pub(super) fn understand(
     if let Some(agent) = agent {
         job.agent = agent.to_vec();
     }
-    fill_in(matches, &mut job)?;
+    fill_in(matches, allocation.as_ref(), &mut job)?;
+    let handover = match launcher {
+        Some(launcher) => Some(Handover::new(matches, launcher, given_hosts(matches)?.unwrap_or_default(), &job)?),
+        None => None,
+    };
     let only = wanted_ranks(matches, rules.is_none().then(|| job.size()))?;
     debug(matches, rules.is_some(), &mut job)?;
     let plan = match rules {
-        Some(rules) => Plan::Elastic(Box::new(elastic(matches, job, rules)?)),
+        Some(rules) => Plan::Elastic(Box::new(elastic(matches, allocation.as_ref(), job, rules)?)),
         None => Plan::Fixed(Box::new(job)),
     };
     Ok(Request {
         plan,
+        handover,
         timestamps: matches.get_flag("prefix-output-with-timestamp"),
         bare: matches.get_flag("no-prefix"),
         only,
@@ -160,7 +176,7 @@ pub(super) fn understand(
 }
 
 /// The settings of a job that are flags alone.
-fn fill_in(matches: &ArgMatches, job: &mut Job) -> Result<()> {
+fn fill_in(matches: &ArgMatches, allocation: Option<&Allocation>, job: &mut Job) -> Result<()> {
     if matches.get_flag("tcp") {
         job.variables.push(("NCCL_IB_DISABLE".into(), "1".into()));
     }
@@ -179,7 +195,7 @@ fn fill_in(matches: &ArgMatches, job: &mut Job) -> Result<()> {
             *field = length;
         }
     }
-    job.remote = remote(matches)?;
+    job.remote = remote(matches, allocation)?;
     Ok(())
 }
 
@@ -197,10 +213,10 @@ fn wanted_ranks(matches: &ArgMatches, size: Option<usize>) -> Result<Option<Rank
     }
 }
 
-fn size_and_hosts(matches: &ArgMatches) -> Result<(usize, Vec<Host>)> {
+fn size_and_hosts(matches: &ArgMatches, allocation: Option<&Allocation>) -> Result<(usize, Vec<Host>)> {
     let size: Option<usize> = number(matches, "num-proc")?;
     let given = match given_hosts(matches)? {
-        None => hosts_of_lsf()?,
+        None => allocation.map(|allocation| allocation.hosts_for(size)),
         given => given,
     };
     match (size, given) {
@@ -221,19 +237,13 @@ pub(super) fn given_hosts(matches: &ArgMatches) -> Result<Option<Vec<Host>>> {
     }
 }
 
-/// The hosts that LSF has given to the job this process is in, if it is in one.
-fn hosts_of_lsf() -> Result<Option<Vec<Host>>> {
-    if config::foreign("LSB_JOBID").is_none() {
-        return Ok(None);
-    }
-    if let Some(path) = config::foreign("LSB_DJOB_HOSTFILE") {
-        return hosts::parse_file(&read(&path, "LSB_DJOB_HOSTFILE")?, &path).map(Some);
-    }
-    config::foreign("LSB_MCPU_HOSTS").map(|text| hosts::parse_pairs(&text)).transpose()
+/// What a batch system has given to the job this process is in.
+pub(super) fn allocation() -> Result<Option<Allocation>> {
+    allocation::find(&config::foreign, &read)
 }
 
 /// How other hosts are to be reached.
-pub(super) fn remote(matches: &ArgMatches) -> Result<Remote> {
+pub(super) fn remote(matches: &ArgMatches, allocation: Option<&Allocation>) -> Result<Remote> {
     let text = |flag: &str| matches.get_one::<String>(flag).cloned();
     // Kubeflow's MPI operator sets this to a program that reaches its pods, which have no ssh.
     let kubeflow = || config::foreign("OMPI_MCA_plm_rsh_agent").filter(|program| program.ends_with("kubexec.sh"));
@@ -247,7 +257,14 @@ pub(super) fn remote(matches: &ArgMatches) -> Result<Remote> {
         },
         corro: text("remote-corro").or_else(|| config::REMOTE_CORRO.value()).map(Into::into),
         shell: text("remote-shell").or_else(|| config::REMOTE_SHELL.value()).or_else(kubeflow).map(Into::into),
+        // Who names hosts may name others than those of the allocation: srun says so, and what to do.
+        system: allocation.map(|allocation| allocation.system).filter(|_| !asks_for_ssh(matches)),
     })
+}
+
+/// Whether flags were given that mean something to ssh only.
+fn asks_for_ssh(matches: &ArgMatches) -> bool {
+    ["ssh-port", "ssh-identity-file", "ssh-host-keys"].iter().any(|flag| matches.contains_id(flag))
 }
 
 /// Gives the terminal to a rank. While a person looks at it, all others wait, and none of them may lose patience.
@@ -346,35 +363,32 @@ fn elastic_rules(matches: &ArgMatches) -> Result<Option<Rules>> {
     }))
 }
 
-fn elastic(matches: &ArgMatches, job: Job, rules: Rules) -> Result<ElasticJob> {
-    let hosts = match (matches.get_one::<String>("host-discovery-script"), given_hosts(matches)?) {
-        (Some(command), _) => Hosts::Script {
-            command: command.into(),
-            slots_per_host: number(matches, "slots-per-host")?,
-            every: Duration::from_secs(1),
-        },
-        (None, Some(hosts)) => Hosts::Fixed(hosts),
-        (None, None) => Hosts::Fixed(vec![Host::local(if rules.max == usize::MAX { rules.start } else { rules.max })]),
+fn elastic(matches: &ArgMatches, allocation: Option<&Allocation>, job: Job, mut rules: Rules) -> Result<ElasticJob> {
+    let every = Duration::from_secs(1);
+    let size = if rules.max == usize::MAX { rules.start } else { rules.max };
+    let hosts = match (matches.get_one::<String>("host-discovery-script"), given_hosts(matches)?, allocation) {
+        (Some(command), _, _) => {
+            Hosts::Script { command: command.into(), slots_per_host: number(matches, "slots-per-host")?, every }
+        }
+        (None, Some(hosts), _) => Hosts::Fixed(hosts),
+        (None, None, Some(found)) if found.system == System::Slurm => {
+            // A node that is lost leaves the job's list, and comes back into none.
+            rules.hosts_change = true;
+            Hosts::Slurm { job: found.job.clone(), hosts: found.hosts_for(Some(size)), every: SLURM_QUESTIONS }
+        }
+        (None, None, Some(found)) => Hosts::Fixed(found.hosts_for(Some(size))),
+        (None, None, None) => Hosts::Fixed(vec![Host::local(size)]),
     };
-    if let Hosts::Fixed(hosts) = &hosts {
+    if let Hosts::Fixed(hosts) | Hosts::Slurm { hosts, .. } = &hosts {
         placement::place(rules.start, hosts)?;
     }
     Ok(ElasticJob { job, rules, hosts, orphan_time: config::ELASTIC_ORPHAN_TIME.seconds(Duration::from_secs(60))? })
 }
 
-fn remark_on_others(matches: &ArgMatches, controller: Option<&str>, elastic: bool, remarks: &mut Vec<String>) {
-    let mpi = matches.get_flag("mpi") || (controller == Some("mpi") && !matches.get_flag("gloo"));
-    if mpi {
-        remarks.push(
-            "--mpi: corro needs no MPI; its own transports are used, and `mpirun ... python train.py` works too".into(),
-        );
-    }
-    if matches.get_flag("jsrun") {
-        remarks.push("--jsrun: corro starts the ranks itself; `jsrun ... python train.py` works too".into());
-    }
+fn remark_on_others(matches: &ArgMatches, handed_over: bool, elastic: bool, remarks: &mut Vec<String>) {
     for flag in ["mpi-args", "binding-args"] {
-        if matches.contains_id(flag) {
-            remarks.push(format!("--{flag} is for MPI and has no effect"));
+        if !handed_over && matches.contains_id(flag) {
+            remarks.push(format!("--{flag} has no effect without --mpi or --jsrun"));
         }
     }
     if matches.get_flag("disable-cache") {

@@ -8,7 +8,7 @@ use crate::event::Control;
 /// Keeps signals for [`pass_on`]. Before any thread is started, since threads inherit this.
 pub(super) fn block() -> Result<SigSet> {
     let mut set = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGUSR1] {
         set.add(signal);
     }
     set.thread_block().map_err(|e| Error::io("setting up signals", e))?;
@@ -18,7 +18,11 @@ pub(super) fn block() -> Result<SigSet> {
 pub(super) fn pass_on(set: SigSet, control: Control) {
     let wait = move || {
         while let Ok(signal) = set.wait() {
-            control.interrupt(signal as i32);
+            if signal == Signal::SIGUSR1 {
+                control.notice("corro run got SIGUSR1");
+            } else {
+                control.interrupt(signal as i32);
+            }
         }
     };
     if let Err(e) = std::thread::Builder::new().name("corro-signals".into()).spawn(wait) {

@@ -19,7 +19,7 @@ use corro_core::{Error, Result};
 use super::job::Hosts;
 use crate::event::Event;
 use crate::hosts::{self, Host};
-use crate::{process_tree, start};
+use crate::{allocation, process_tree, start};
 
 /// How long a script may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -67,16 +67,41 @@ struct Seeker {
 }
 
 impl Seeker {
-    fn run(mut self, hosts: Hosts) {
-        let (command, slots_per_host, every) = match hosts {
-            Hosts::Fixed(list) => return self.tell(list),
-            Hosts::Script { command, slots_per_host, every } => (command, slots_per_host, every),
-        };
-        let mut last: Option<Vec<Host>> = None;
+    fn run(self, hosts: Hosts) {
+        match hosts {
+            Hosts::Fixed(list) => {
+                let mut seeker = self;
+                seeker.tell(list);
+            }
+            Hosts::Script { command, slots_per_host, every } => {
+                let name = format!("the host discovery script {}", command.display());
+                self.keep_asking(&command, &name, every, None, |text| hosts::parse_found(text, slots_per_host));
+            }
+            Hosts::Slurm { job, hosts, every } => {
+                let command = format!("squeue --noheader --jobs={job} --format=%N");
+                let left = hosts.clone();
+                let mut seeker = self;
+                // Those it has at the beginning are known without asking.
+                seeker.tell(hosts.clone());
+                seeker.keep_asking(Path::new(&command), "asking Slurm", every, Some(hosts), |text| {
+                    still_there(&left, text)
+                });
+            }
+        }
+    }
+
+    fn keep_asking(
+        mut self,
+        command: &Path,
+        name: &str,
+        every: Duration,
+        mut last: Option<Vec<Host>>,
+        read: impl Fn(&str) -> Result<Vec<Host>>,
+    ) {
         let mut complained = String::new();
         while !self.stop.load(Ordering::Acquire) {
             let asked = Instant::now();
-            match self.ask(&command).and_then(|text| hosts::parse_found(&text, slots_per_host)) {
+            match self.ask(command).and_then(|text| read(&text)) {
                 Ok(found) => {
                     complained.clear();
                     if last.as_ref() != Some(&found) {
@@ -85,7 +110,7 @@ impl Seeker {
                     }
                 }
                 Err(error) => {
-                    let text = format!("the host discovery script {}: {error}", command.display());
+                    let text = format!("{name}: {error}");
                     if last.is_none() {
                         let _ = self.events.send(Event::NoHosts(text));
                         return;
@@ -166,6 +191,16 @@ impl Seeker {
     }
 }
 
+/// Those of `hosts` that are in what `squeue` prints of their job. A job that is not in the queue any more has none.
+fn still_there(hosts: &[Host], text: &str) -> Result<Vec<Host>> {
+    let list = text.trim();
+    if list.is_empty() || list == "(null)" {
+        return Ok(Vec::new());
+    }
+    let names = allocation::expand(list)?;
+    Ok(hosts.iter().filter(|host| names.contains(&host.name)).cloned().collect())
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
@@ -217,6 +252,16 @@ mod tests {
             std::thread::sleep(LOOK);
         }
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn slurm_says_which_hosts_are_left() {
+        let hosts = hosts::parse_list("s1:2,s2:2,s3:2").unwrap();
+        let left = |text| still_there(&hosts, text).map(|list| list.iter().map(|h| h.name.clone()).collect::<Vec<_>>());
+        assert_eq!(left("s[1-3]\n").unwrap(), ["s1", "s2", "s3"]);
+        assert_eq!(left("s[1,3]\n").unwrap(), ["s1", "s3"]);
+        assert_eq!(left("\n").unwrap(), [""; 0]);
+        assert!(left("slurm_load_jobs error: Unable to contact slurm controller\n").is_err());
     }
 
     #[test]

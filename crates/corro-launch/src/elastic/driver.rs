@@ -85,7 +85,9 @@ struct Driver<'a> {
 impl<'a> Driver<'a> {
     fn start(elastic: &'a ElasticJob, output: Output, sender: &Sender<Event>, events: Receiver<Event>) -> Result<Self> {
         let all_here = match &elastic.hosts {
-            Hosts::Fixed(hosts) => hosts.iter().all(|h| start::is_local(h).unwrap_or(false)),
+            Hosts::Fixed(hosts) | Hosts::Slurm { hosts, .. } => {
+                hosts.iter().all(|h| start::is_local(h).unwrap_or(false))
+            }
             Hosts::Script { .. } => false,
         };
         let discovery = Discovery::start(elastic.hosts.clone(), sender.clone())?;
@@ -143,7 +145,10 @@ impl<'a> Driver<'a> {
         if let Some(failure) = self.not_started.take() {
             return Some(failure);
         }
-        let verdict = self.verdict.take().filter(|v| !v.success)?;
+        let verdict = self.verdict.take().filter(|v| !v.success || v.early)?;
+        if verdict.early {
+            return Some(Failure::Early { why: verdict.why });
+        }
         let culprit = self.deaths.culprit();
         let code = culprit.as_ref().map_or(1, |culprit| culprit.code);
         Some(Failure::Elastic { why: verdict.why, worker: culprit.map(|culprit| culprit.process.worker()), code })
@@ -175,6 +180,7 @@ impl<'a> Driver<'a> {
                 self.lose_host(at, &format!("its agent is gone: {why}"))
             }
             Event::Asked(question) => self.launcher.ask(question),
+            Event::Notice(why) => self.wind_down(&why),
             Event::OutputClosed => self.interrupt(libc::SIGPIPE),
             Event::Interrupt(signal) => self.interrupt(signal),
         }
@@ -213,6 +219,10 @@ impl<'a> Driver<'a> {
                 // It ends its ranks by itself, in good order.
                 let why = format!("its agent was ended by {}", Ending::Signal(signal));
                 self.forget_host(at, &why)
+            }
+            Report::Notice { signal } => {
+                let host = self.launcher.agents[at].host.clone();
+                self.wind_down(&format!("the batch system has sent {} to {host}", Ending::Signal(signal)))
             }
             Report::Done => {
                 self.launcher.agents[at].over = true;
@@ -306,6 +316,12 @@ impl<'a> Driver<'a> {
         } else if self.elastic.job.verbose {
             self.launcher.say(&format!("corro: epoch {epoch}: {} ranks", members.len()));
         }
+    }
+
+    /// The job ends at its next commit.
+    fn wind_down(&mut self, why: &str) -> Result<()> {
+        let decisions = self.machine.wind_down(why, self.begin.elapsed());
+        self.carry_out(decisions)
     }
 
     fn interrupt(&mut self, signal: i32) -> Result<()> {

@@ -26,6 +26,15 @@ pub struct ElasticJob {
 pub enum Hosts {
     /// Always these.
     Fixed(Vec<Host>),
+    /// Those of these that a job of Slurm has now.
+    Slurm {
+        /// The job's number.
+        job: String,
+        /// Its hosts at the beginning.
+        hosts: Vec<Host>,
+        /// How often Slurm is asked.
+        every: Duration,
+    },
     /// Whatever a script prints.
     Script {
         /// The script, as a shell would be told.

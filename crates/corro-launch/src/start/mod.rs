@@ -7,14 +7,16 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `starter` | the trait |
-//! | `local`, `ssh`, `remote_shell` | the ways |
+//! | `local`, `ssh`, `remote_shell`, `srun`, `batch` | the ways |
 //! | `remote` | which way other hosts are reached, as the user said |
 //! | `locality` | whether a host is this one |
 
+mod batch;
 mod local;
 mod locality;
 mod remote;
 mod remote_shell;
+mod srun;
 mod ssh;
 mod starter;
 

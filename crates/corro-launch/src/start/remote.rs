@@ -3,9 +3,12 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use super::batch::Batch;
 use super::remote_shell::RemoteShell;
+use super::srun::Srun;
 use super::ssh::{HostKeys, Ssh};
 use super::starter::Starter;
+use crate::allocation::System;
 
 /// How other hosts are reached.
 #[derive(Clone, Debug, Default)]
@@ -20,14 +23,22 @@ pub struct Remote {
     pub corro: Option<OsString>,
     /// A program to be run as `PROGRAM HOST COMMAND` in place of ssh.
     pub shell: Option<OsString>,
+    /// The batch system whose hosts these are: its own program reaches them, unless there is a `shell`.
+    pub system: Option<System>,
 }
 
 impl Remote {
     /// The way to start agents on other hosts.
     pub(crate) fn starter(&self) -> Box<dyn Starter> {
-        match &self.shell {
-            Some(program) => Box::new(RemoteShell { program: program.clone() }),
-            None => Box::new(Ssh { port: self.port, identity: self.identity.clone(), host_keys: self.host_keys }),
+        match (&self.shell, self.system) {
+            (Some(program), _) => Box::new(RemoteShell { program: program.clone() }),
+            (None, Some(System::Slurm)) => Box::new(Srun),
+            (None, Some(System::Lsf)) => Box::new(Batch::Blaunch),
+            (None, Some(System::Sge)) => Box::new(Batch::Qrsh),
+            // What PBS has (pbsdsh, pbs_tmrsh) does not join the output of a program to its own.
+            (None, Some(System::Pbs) | None) => {
+                Box::new(Ssh { port: self.port, identity: self.identity.clone(), host_keys: self.host_keys })
+            }
         }
     }
 
@@ -68,5 +79,17 @@ mod tests {
     fn another_program_may_take_the_place_of_ssh() {
         let remote = Remote { shell: Some("kubexec".into()), corro: Some("corro".into()), ..Remote::default() };
         assert_eq!(words(&remote, "pod", 0), "kubexec pod corro agent");
+        let remote = Remote { system: Some(System::Slurm), ..remote };
+        assert_eq!(words(&remote, "pod", 0), "kubexec pod corro agent");
+    }
+
+    #[test]
+    fn hosts_of_a_batch_system_are_reached_its_way() {
+        for (system, program) in
+            [(System::Slurm, "srun "), (System::Lsf, "blaunch "), (System::Sge, "qrsh "), (System::Pbs, "ssh ")]
+        {
+            let remote = Remote { system: Some(system), ..Remote::default() };
+            assert!(words(&remote, "n1:2", 1).starts_with(program), "{system:?}");
+        }
     }
 }

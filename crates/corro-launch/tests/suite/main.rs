@@ -5,6 +5,7 @@ mod debug;
 mod elastic;
 mod elastic_hosts;
 mod homes;
+mod homes_slurm;
 mod hosts;
 mod launch;
 mod library;

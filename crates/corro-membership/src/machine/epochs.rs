@@ -51,7 +51,7 @@ impl Machine {
         }
         let chosen = self.choose(false);
         let first = self.epoch.is_none();
-        let need = match (first, self.finishing) {
+        let need = match (first, self.finishing || self.ending.is_some()) {
             (_, true) => 1,
             (true, _) if self.rules.supply => self.rules.start,
             _ => self.rules.min,
@@ -109,6 +109,10 @@ impl Machine {
         self.out.push(Decision::Formed { epoch: number, members: named, why });
         let size = chosen.len();
         self.epoch = Some(Epoch { number, members, size, cards: BTreeMap::new(), over: None, adopted: false });
+        if self.ending.is_some() {
+            // Those who were lost meanwhile are not waited for; the others are still to end.
+            self.tell_of_the_end();
+        }
     }
 
     pub(super) fn why_over(&self) -> String {
@@ -156,7 +160,12 @@ impl Machine {
         let Some(epoch) = self.epoch.as_ref().filter(|e| e.over.is_none()) else { return };
         let members: BTreeSet<WorkerId> = epoch.members.values().copied().collect();
         let wanted: BTreeSet<WorkerId> = self.choose(true).iter().map(|c| c.worker).collect();
-        if wanted == members || wanted == self.announced || wanted.len() < self.rules.min || self.finishing {
+        if wanted == members
+            || wanted == self.announced
+            || wanted.len() < self.rules.min
+            || self.finishing
+            || self.ending.is_some()
+        {
             return;
         }
         let added = wanted.difference(&members).next().is_some();
@@ -168,7 +177,7 @@ impl Machine {
             return;
         }
         self.announced = wanted;
-        self.change = Change { number: self.change.number + 1, added, removed };
+        self.change = Change { number: self.change.number + 1, added, removed, ending: false };
         let change = ToWorker::Changed(self.change);
         self.tell_seated(&change);
     }
@@ -189,7 +198,7 @@ impl Machine {
     }
 
     pub(super) fn start_workers(&mut self, now: Time) {
-        if !self.rules.supply || self.finishing {
+        if !self.rules.supply || self.finishing || self.ending.is_some() {
             return;
         }
         let slots = self.fleet.usable_slots();
@@ -222,7 +231,10 @@ impl Machine {
             let why = format!("every process that held the state of the training is gone ({})", self.why_over());
             return self.end(false, why);
         }
-        let Some(since) = self.short_since else { return };
+        if self.ending.is_some() && self.workers.is_empty() {
+            return self.end(false, "all processes were lost before their next commit".into());
+        }
+        let Some(since) = self.short_since.filter(|_| self.ending.is_none()) else { return };
         let need = if self.epoch.is_none() { self.rules.start } else { self.rules.min };
         let living = self.workers.values().filter(|w| w.state != WorkerState::Leaving).count();
         let could = living + self.fleet.usable_slots().saturating_sub(living);

@@ -12,15 +12,18 @@ impl Machine {
         match message {
             ToDriver::Hello(hello) => return self.hello(link, hello, now),
             ToDriver::Present { worker, host, seat } => return self.present(link, worker, &host, seat, now),
-            ToDriver::Card { .. } | ToDriver::Beat | ToDriver::Leave => {}
+            ToDriver::Card { .. } | ToDriver::Beat | ToDriver::Leave { .. } => {}
         }
         let Some(id) = self.links.get(&link).copied() else { return };
         let Some(worker) = self.workers.get_mut(&id) else { return };
         worker.heard = now;
         match message {
             ToDriver::Card { epoch, card } => self.card(id, epoch, card),
-            ToDriver::Leave => {
+            ToDriver::Leave { early } => {
                 worker.done = true;
+                if let Some(ending) = &mut self.ending {
+                    ending.early |= early;
+                }
                 if !self.rules.supply {
                     self.begin_to_finish();
                     self.drop_worker(id, None, now);

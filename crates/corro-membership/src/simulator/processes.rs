@@ -206,7 +206,7 @@ impl World {
         }
         let run = self.epoch_runs.get_mut(&epoch).expect("a step was made in it");
         if step >= self.steps {
-            self.say(id, ToDriver::Leave);
+            self.say(id, ToDriver::Leave { early: false });
             return self.kill(id, 0);
         }
         if run.pending {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use corro_agreement::request::Place;
 use corro_collectives::Group;
 use corro_cuda::{Allocation, Device, Pinned, Shelf, Stream, driver};
-use corro_planes::{CudaIpc, CudaStaging, DeviceMemory, Facts, Memory, Plane, Row, Wanted, exchange, nccl_rows};
+use corro_planes::{CudaIpc, CudaStaging, DeviceMemory, Facts, Host, Memory, Plane, Row, Wanted, exchange, nccl_rows};
 use corro_testing::job;
 use corro_transport::Fabric;
 
@@ -30,7 +30,7 @@ impl OnGpu {
         let device = driver().expect("a GPU").device(0).expect("a GPU");
         let stream = Stream::new(&device).unwrap();
         if name == STAGED {
-            let plane = Box::new(CudaStaging::new(None));
+            let plane = Box::new(CudaStaging::new(None, Host::default()));
             return Self { plane, row: None, facts: vec![], device, stream };
         }
         let [hierarchical, nccl] = nccl_rows();

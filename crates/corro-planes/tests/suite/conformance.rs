@@ -56,7 +56,7 @@ const WORLDS: [&[usize]; 5] = [&[0], &[0, 0], &[0, 1], &[0, 0, 1], &[0, 0, 0, 0]
 #[test]
 fn the_host() {
     for hosts in WORLDS {
-        on_groups(hosts, |group| every_case(&mut OnHost(Host), group));
+        on_groups(hosts, |group| every_case(&mut OnHost(Host::default()), group));
     }
 }
 
@@ -70,6 +70,6 @@ fn a_device_that_is_done_later() {
 #[test]
 fn large_tensors_of_the_host() {
     for hosts in [&[0][..], &[0, 0, 1]] {
-        on_groups(hosts, |group| large_cases(&mut OnHost(Host), group));
+        on_groups(hosts, |group| large_cases(&mut OnHost(Host::default()), group));
     }
 }

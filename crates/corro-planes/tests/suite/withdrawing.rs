@@ -15,7 +15,12 @@ fn withdrawn_and_run_again(place: Place, planes: fn() -> Table, memory: fn(&[u8]
     on_fabrics(&[0, 1], move |fabric| {
         let members = world(2);
         // A factor that comes first must not be applied twice.
-        let kind = Kind::Allreduce { op: ReduceOp::Sum, prescale: 3f64.to_bits(), postscale: 1f64.to_bits() };
+        let kind = Kind::Allreduce {
+            op: ReduceOp::Sum,
+            prescale: 3f64.to_bits(),
+            postscale: 1f64.to_bits(),
+            compression: None,
+        };
         let agreed = [agreed(kind, DType::U8, &[4], place)];
         let mut planes = Planes::new(planes(), "here".into(), corro_planes::Releases::default());
         let mut before = group(fabric, 1);

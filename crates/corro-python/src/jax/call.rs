@@ -79,8 +79,8 @@ impl Wanted {
     fn kind(&self) -> Result<Kind> {
         let (prescale, postscale) = (self.prescale.to_bits(), self.postscale.to_bits());
         Ok(match self.kind.as_str() {
-            "allreduce" => Kind::Allreduce { op: self.op()?, prescale, postscale },
-            "reduce" => Kind::Allreduce { op: ReduceOp::Sum, prescale, postscale },
+            "allreduce" => Kind::Allreduce { op: self.op()?, prescale, postscale, compression: None },
+            "reduce" => Kind::Allreduce { op: ReduceOp::Sum, prescale, postscale, compression: None },
             "reducescatter" => Kind::Reducescatter { op: self.op()?, prescale, postscale },
             "allgather" => Kind::Allgather,
             "alltoall" => Kind::Alltoall { splits: self.splits.clone() },

@@ -74,7 +74,9 @@ impl Kernel {
     fn kind(&self, splits: Vec<usize>) -> Answer<Kind> {
         let (prescale, postscale) = (self.prescale.to_bits(), self.postscale.to_bits());
         Ok(match self.op {
-            Op::Allreduce | Op::GroupedAllreduce => Kind::Allreduce { op: self.reduction()?, prescale, postscale },
+            Op::Allreduce | Op::GroupedAllreduce => {
+                Kind::Allreduce { op: self.reduction()?, prescale, postscale, compression: None }
+            }
             Op::Reducescatter | Op::GroupedReducescatter => {
                 let op = self.reduction()?;
                 if !matches!(op, ReduceOp::Sum | ReduceOp::Average) {

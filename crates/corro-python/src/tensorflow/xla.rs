@@ -143,7 +143,12 @@ impl Wanted {
         let dims = next()?;
         let dims = dims.split(',').filter(|d| !d.is_empty()).map(str::parse).collect::<Result<_, _>>();
         let kind = match kind {
-            "allreduce" => Kind::Allreduce { op: ReduceOp::from_id(which).ok_or_else(wrong)?, prescale, postscale },
+            "allreduce" => Kind::Allreduce {
+                op: ReduceOp::from_id(which).ok_or_else(wrong)?,
+                prescale,
+                postscale,
+                compression: None,
+            },
             "broadcast" => Kind::Broadcast { root: Rank::new(usize::from(which)) },
             _ => return Err(wrong()),
         };

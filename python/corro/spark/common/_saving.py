@@ -59,7 +59,7 @@ class _Writer(MLWriter):
         super().__init__()
         self._instance = instance
 
-    def saveImpl(self, path: str) -> None:  # noqa: N802
+    def saveImpl(self, path: str) -> None:  # noqa: N802 - Spark's way to name it
         content = base64.b64encode(cloudpickle.dumps(self._instance._packed(_values(self._instance)))).decode()
         extra = {"corro": content}
         DefaultParamsWriter.saveMetadata(self._instance, path, self.sparkSession, extraMetadata=extra, paramMap={})

@@ -91,11 +91,11 @@ class HorovodEstimator(Estimator, EstimatorParams, Saved):
 class HorovodModel(Model, ModelParams, Saved):
     """A trained model: `transform` adds its predictions to a DataFrame, as columns `<label>__output`."""
 
-    def getHistory(self) -> Any:  # noqa: N802
+    def getHistory(self) -> Any:  # noqa: N802 - Spark's way to name it
         """What was measured: a list with a number for each epoch, by name."""
         return self._ask("history")
 
-    def getRunId(self) -> str | None:  # noqa: N802
+    def getRunId(self) -> str | None:  # noqa: N802 - Spark's way to name it
         return self._ask("run_id")
 
     def _predictor(self) -> Callable[[Mapping[str, Any]], Sequence[Any]]:

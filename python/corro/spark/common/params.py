@@ -135,7 +135,7 @@ class _Tabled(Params):
 class EstimatorParams(_Tabled):
     """What all estimators share, and what is wrong if it is wrong."""
 
-    def setParams(self, **kwargs: Any) -> EstimatorParams:  # noqa: N802
+    def setParams(self, **kwargs: Any) -> EstimatorParams:  # noqa: N802 - Spark's way to name it
         """Several parameters at once, by name."""
         self._given(kwargs)
         return self

@@ -102,9 +102,9 @@ fn pinned(buffer: &Buffer) -> Span<'_> {
 }
 
 impl Staging {
-    /// `pool` makes memory that the members share.
-    pub fn new(pool: Option<Pool>) -> Self {
-        Self { host: Host, devices: HashMap::new(), pool, pipeline: None }
+    /// `pool` makes memory that the members share; `host` does what is to be done there.
+    pub fn new(pool: Option<Pool>, host: Host) -> Self {
+        Self { host, devices: HashMap::new(), pool, pipeline: None }
     }
 
     /// All members come here at the same batch.

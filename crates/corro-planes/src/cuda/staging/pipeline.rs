@@ -26,8 +26,9 @@ const EVENTS: usize = 64;
 pub(super) fn serves(agreed: &[Arc<Agreed>]) -> bool {
     let elementwise = |agreed: &Agreed| agreed.kind.reduction().is_some_and(|(op, ..)| op != ReduceOp::Adasum);
     let first = agreed.first();
-    first.is_some_and(|first| first.place == Place::Gpu && matches!(first.kind, Kind::Allreduce { .. }))
-        && agreed.iter().all(|agreed| elementwise(agreed))
+    first.is_some_and(|first| {
+        first.place == Place::Gpu && matches!(first.kind, Kind::Allreduce { compression: None, .. })
+    }) && agreed.iter().all(|agreed| elementwise(agreed))
 }
 
 /// One GPU's way to the host and back.

@@ -175,7 +175,7 @@ impl Bench<'_, '_> {
             for form in FORMS {
                 let case = format!("scaled {dtype} n={n} {form:?}");
                 let brought = sample(dtype, me, 100);
-                let agreed = self.agreed(Kind::Allreduce { op, prescale, postscale }, dtype, &[100]);
+                let agreed = self.agreed(Kind::Allreduce { op, prescale, postscale, compression: None }, dtype, &[100]);
                 let tensor = self.tensor(form, &brought, brought.len());
                 if let Some(results) = self.run(&case, &[agreed], vec![tensor]) {
                     assert!(model::same(dtype, &results[0], &want), "{case}");
@@ -374,7 +374,8 @@ impl Bench<'_, '_> {
             let factor = (pre * post) as i64;
             let sum = |i: usize| model::encode(dtype, factor * (0..n).map(|r| model::value(r, i)).sum::<i64>());
             let want = |len: usize| (0..len).flat_map(sum).collect::<Vec<u8>>();
-            let batch = lengths.map(|len| self.agreed(Kind::Allreduce { op, prescale, postscale }, dtype, &[len]));
+            let batch = lengths
+                .map(|len| self.agreed(Kind::Allreduce { op, prescale, postscale, compression: None }, dtype, &[len]));
             let brought = lengths.map(|len| sample(dtype, me, len));
             let tensors = brought.iter().zip(FORMS).map(|(b, form)| self.tensor(form, b, b.len())).collect();
             if let Some(results) = self.run(&case, &batch, tensors) {

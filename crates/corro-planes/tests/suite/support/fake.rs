@@ -154,7 +154,7 @@ impl Plane for Fake {
             Tensor::new(brought.map(Memory::from), Output::None)
         };
         let mut copies: Vec<Tensor> = agreed.iter().zip(tensors.iter_mut()).map(staged).collect();
-        let outcomes = Host.run(group, members, agreed, &mut copies, planned)?;
+        let outcomes = Host::default().run(group, members, agreed, &mut copies, planned)?;
         if matches!(agreed[0].kind, Kind::Barrier) {
             return Ok(outcomes);
         }

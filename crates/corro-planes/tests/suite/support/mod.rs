@@ -69,5 +69,5 @@ pub(crate) fn agreed(kind: Kind, dtype: DType, shape: &[usize], place: Place) ->
 
 /// An allreduce without factors.
 pub(crate) fn allreduce(op: ReduceOp) -> Kind {
-    Kind::Allreduce { op, prescale: 1f64.to_bits(), postscale: 1f64.to_bits() }
+    Kind::Allreduce { op, prescale: 1f64.to_bits(), postscale: 1f64.to_bits(), compression: None }
 }

