@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from corro.spark._driver import Wanted, run_job
+from corro._tasks.driver import Wanted, run_job
 from corro.spark._spark_job import active_context
 
 __all__ = ["run", "run_elastic"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from corro.spark._task import Place, serve
+from corro._tasks.task import Place, serve
 
 __all__ = ["SparkJob", "active_context", "slots"]
 

@@ -1,4 +1,4 @@
-"""Where the tasks of a job on Spark call in, and where the launcher's relays are joined to the agents that run in them.
+"""Where the tasks of a job call in, and where the launcher's relays are joined to the agents that run in them.
 
     relay  --Unix socket-->  switchboard  <--channels--  task: one connection for orders, one for each agent
 
@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corro.spark import _channel, _relay
+from corro._tasks import channel as channels
+from corro._tasks import relay as relays
 
 __all__ = ["Switchboard", "Task"]
 
@@ -39,7 +40,7 @@ class Task:
     attempt: int
     host: str
     executor: str
-    channel: _channel.Channel
+    channel: channels.Channel
     lost_at: float | None = None
     ended: bool = False
 
@@ -61,7 +62,7 @@ class _Awaited:
     """An agent's connection that a relay waits for."""
 
     came: threading.Event = field(default_factory=threading.Event)
-    channel: _channel.Channel | None = None
+    channel: channels.Channel | None = None
 
 
 class Switchboard:
@@ -107,7 +108,7 @@ class Switchboard:
     def remote_shell(self) -> str:
         """A program for `--remote-shell`."""
         path = self.folder() / "spark"
-        relay = [sys.executable, "-I", "-S", _relay.__file__, os.path.join(self._folder.name, "relays")]
+        relay = [sys.executable, "-I", "-S", relays.__file__, os.path.join(self._folder.name, "relays")]
         path.write_text(f'#!/bin/sh\nexec {shlex.join(relay)} "$1"\n', encoding="utf-8")
         path.chmod(0o700)
         return str(path)
@@ -138,7 +139,7 @@ class Switchboard:
     def _greet(self, connection: socket.socket) -> None:
         try:
             peer = connection.getpeername()[0]
-            channel = _channel.accept(connection, self._key)
+            channel = channels.accept(connection, self._key)
             first = channel.receive()
         except OSError as error:
             _say(f"refused a connection of {peer}: {error}")
@@ -151,7 +152,7 @@ class Switchboard:
         else:
             channel.close()
 
-    def _take_task(self, hello: dict[str, Any], channel: _channel.Channel) -> Task:
+    def _take_task(self, hello: dict[str, Any], channel: channels.Channel) -> Task:
         with self._lock:
             host = self._machine(str(hello["host"]), str(hello["machine"]))
             task = Task(int(hello["task"]), int(hello["attempt"]), host, str(hello["executor"]), channel)
@@ -196,7 +197,7 @@ class Switchboard:
 
     # Relays and agents.
 
-    def _take_agent(self, number: int, channel: _channel.Channel) -> None:
+    def _take_agent(self, number: int, channel: channels.Channel) -> None:
         with self._lock:
             awaited = self._agents.pop(number, None)
         if awaited is None:
@@ -211,7 +212,7 @@ class Switchboard:
         task = next((task for task in self.tasks() if task.address == address), None)
         agent = self._agent(task) if task is not None else None
         if task is None or agent is None:
-            _pass(relay, _relay.ERROR, f"Spark's task {address} is gone\n".encode())
+            _pass(relay, relays.ERROR, f"Spark's task {address} is gone\n".encode())
             relay.close()
             return
         _thread(self._pass_orders, relay, agent)
@@ -223,10 +224,10 @@ class Switchboard:
         agent.close()
         if not task.ended:
             where = f"Spark's task {task.index} on {task.host} (executor {task.executor})"
-            _pass(relay, _relay.ERROR, f"{where} is gone, or has lost its connection to the driver\n".encode())
+            _pass(relay, relays.ERROR, f"{where} is gone, or has lost its connection to the driver\n".encode())
         relay.close()
 
-    def _agent(self, task: Task) -> _channel.Channel | None:
+    def _agent(self, task: Task) -> channels.Channel | None:
         awaited = _Awaited()
         with self._lock:
             number = next(self._numbers)
@@ -241,7 +242,7 @@ class Switchboard:
                 return None
         return awaited.channel
 
-    def _pass_orders(self, relay: socket.socket, agent: _channel.Channel) -> None:
+    def _pass_orders(self, relay: socket.socket, agent: channels.Channel) -> None:
         try:
             while order := relay.recv(1 << 16):
                 agent.send(order)

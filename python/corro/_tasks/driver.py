@@ -19,9 +19,9 @@ from corro import _native
 from corro.runner._results import interpret
 from corro.runner.common.util.timeout import TimeoutException
 from corro.runner.util.network import get_driver_ip, get_local_host_addresses
-from corro.spark._messages import Ended, Request
+from corro._tasks.messages import Ended, Request
 from corro.spark._spark_job import SparkJob, slots
-from corro.spark._task import Place
+from corro._tasks.task import Place
 
 __all__ = ["Wanted", "run_job"]
 
@@ -112,7 +112,7 @@ def _about_loss(ended: Ended, sparks_word: str | None) -> tuple[str, int | None]
 
 
 class _LauncherProcess:
-    """`corro.spark._launcher`, and threads that pass on what it writes and answers."""
+    """`corro._tasks.launcher`, and threads that pass on what it writes and answers."""
 
     def __init__(self, wanted: Wanted, key: bytes, listener: socket.socket, woken: threading.Event) -> None:
         self.woken = woken
@@ -121,7 +121,7 @@ class _LauncherProcess:
         self.ended: Ended | None = None
         ours, theirs = socket.socketpair()
         os.set_inheritable(listener.fileno(), True)
-        command = [sys.executable, "-m", "corro.spark._launcher", str(theirs.fileno())]
+        command = [sys.executable, "-m", "corro._tasks.launcher", str(theirs.fileno())]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The launcher of a job on Spark, a process of its own beside the driver: `python -m corro.spark._launcher FD`.
+"""The launcher of a job in tasks, a process of its own beside the driver: `python -m corro._tasks.launcher FD`.
 
 It is apart from the driver so that what ranks write can go to any file-like object there, so that Ctrl-C means one thing in
 each of both, and so that a driver that is killed takes its job with it. The driver talks to it through `FD`: first a
@@ -20,8 +20,8 @@ from typing import Any
 
 from corro import _native
 from corro._command import program
-from corro.spark._messages import Ended, Request
-from corro.spark._switchboard import Switchboard, Task
+from corro._tasks.messages import Ended, Request
+from corro._tasks.switchboard import Switchboard, Task
 
 # How long the loss of a task is waited for when the launcher has already lost its host, or the other way round.
 _TOGETHER_SECONDS = 1.0

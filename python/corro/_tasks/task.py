@@ -21,7 +21,8 @@ from typing import Any
 
 from corro._command import program
 from corro.runner.common.util.host_hash import host_hash
-from corro.spark import _channel, _relay
+from corro._tasks import channel as channels
+from corro._tasks import relay as relays
 
 __all__ = ["Place", "serve"]
 
@@ -42,7 +43,7 @@ def serve(place: Place, key: bytes, index: int) -> None:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    channel = _channel.connect(place.addresses, key, time.monotonic() + place.seconds)
+    channel = channels.connect(place.addresses, key, time.monotonic() + place.seconds)
     hello = {
         "task": index,
         "attempt": context.attemptNumber() if context is not None else 0,
@@ -70,14 +71,14 @@ class _Agent:
     """`corro agent`, its standard input and output joined to a channel of its own."""
 
     def __init__(self, place: Place, key: bytes, number: int, driver: str, environment: dict[str, str]) -> None:
-        self._channel = _channel.connect(place.addresses, key, time.monotonic() + place.seconds)
+        self._channel = channels.connect(place.addresses, key, time.monotonic() + place.seconds)
         self._channel.send(json.dumps({"agent": number}).encode())
         command = [program(), "agent", f"--in-task={driver}"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, bufsize=0)
         readers = [
             threading.Thread(target=self._pass_reports, args=(stream, kind), daemon=True)
-            for stream, kind in ((self._process.stdout, _relay.OUTPUT), (self._process.stderr, _relay.ERROR))
+            for stream, kind in ((self._process.stdout, relays.OUTPUT), (self._process.stderr, relays.ERROR))
         ]
         threading.Thread(target=self._pass_orders, daemon=True).start()
         threading.Thread(target=self._finish, args=(readers,), daemon=True).start()
