@@ -15,7 +15,14 @@ FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 WITHOUT_FRAMEWORK = ["*test_alone.py", "*test_rules.py", "*test_jobs.py", "*test_watching.py", "*test_elastic*.py"]
 
 collect_ignore_glob = {
-    "torch": ["*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_mxnet*.py", "*test_spark*.py", "*test_ray*.py"],
+    "torch": [
+        "*test_tensorflow*.py",
+        "*test_keras*.py",
+        "*test_jax*.py",
+        "*test_mxnet*.py",
+        "*test_spark*.py",
+        "*test_ray*.py",
+    ],
     "tensorflow": ["*test_torch*.py", "*test_jax*.py", "*test_mxnet*.py", "*spark/*", "*ray/*", *WITHOUT_FRAMEWORK],
     "jax": [
         *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_mxnet*.py", "*spark/*", "*ray/*"),

@@ -1,5 +1,5 @@
-"""A connection between the launcher of a job and the tasks it lives in: both prove that they know the job's key, and nobody on
-the way can read, change, repeat or drop a message unnoticed.
+"""A connection between the launcher of a job and the tasks it lives in: both prove that they know the job's key, and nobody
+on the way can read, change, repeat or drop a message unnoticed.
 
     client  ->  magic, client nonce
     client  <-  server nonce, HMAC(key, "server", nonces)

@@ -2,7 +2,7 @@
 
 It is apart from the driver so that what ranks write can go to any file-like object there, so that Ctrl-C means one thing in
 each of both, and so that a driver that is killed takes its job with it. The driver talks to it through `FD`: first a
-`Request`, then what becomes of the Spark job. It answers with tuples: `("ready",)`, `("over", Ended)`.
+`Request`, then what becomes of the tasks. It answers with tuples: `("ready",)`, `("told", letter)`, `("over", Ended)`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ class _Launcher:
         self._request = request
         self._driver = driver
         self._woken = threading.Event()
-        self._spark_ended: str | None = None
+        self._tasks_ended: str | None = None
+        # Letters of ranks come in threads of their own.
+        self._answering = threading.Lock()
         listener = socket.socket(fileno=request.listener)
-        self._board = Switchboard(listener, request.key, self._on_change)
+        self._board = Switchboard(listener, request.key, request.kind, self._on_change, self._on_letter)
         self._hosts_file = self._board.folder() / "hosts"
         self._ranks: dict[str, int] = {}
         self._board.start()
@@ -43,10 +45,9 @@ class _Launcher:
     def run(self) -> Ended:
         try:
             if not self._wait_for_tasks():
-                return Ended(
-                    failure=(f"the Spark job has ended before all tasks were there: {self._spark_ended}", None)
-                )
-            self._driver.send(("ready",))
+                told = f"{self._request.kind.system} has ended before all {self._request.kind.noun}s were there"
+                return Ended(failure=(f"{told}: {self._tasks_ended}", None))
+            self.answer("ready")
             results, failure = _native.start_job(
                 {
                     "flags": [*self._request.flags, *self._placement()],
@@ -69,9 +70,9 @@ class _Launcher:
         return [f"--hosts={','.join(f'{task.address}:1' for task in ordered)}", *shell]
 
     def _wait_for_tasks(self) -> bool:
-        """False if there will never be enough: the Spark job is over."""
+        """False if there will never be enough: no more will come."""
         while len(self._board.tasks()) < self._request.fewest:
-            if self._spark_ended is not None:
+            if self._tasks_ended is not None:
                 return False
             self._woken.wait(1.0)
             self._woken.clear()
@@ -79,7 +80,7 @@ class _Launcher:
 
     def _lost(self) -> list[tuple[int, int | None, str]]:
         until = time.monotonic() + _TOGETHER_SECONDS
-        while not self._board.lost() and self._spark_ended is None and time.monotonic() < until:
+        while not self._board.lost() and self._tasks_ended is None and time.monotonic() < until:
             self._woken.wait(0.05)
             self._woken.clear()
         return [(task.index, self._ranks.get(task.name), task.host) for task in self._board.lost()]
@@ -92,11 +93,18 @@ class _Launcher:
             new.replace(self._hosts_file)  # at once: nobody reads half of it
         self._woken.set()
 
+    def _on_letter(self, letter: bytes) -> None:
+        self.answer("told", letter)
+
+    def answer(self, *what: Any) -> None:
+        with self._answering:
+            self._driver.send(what)
+
     def _listen(self) -> None:
-        """To the driver: what became of the Spark job. If the driver is gone, so is the job."""
+        """To the driver: what became of the tasks. If the driver is gone, so is the job."""
         try:
             while True:
-                self._spark_ended = str(self._driver.recv())
+                self._tasks_ended = str(self._driver.recv())
                 self._woken.set()
         except (EOFError, OSError):
             _thread.interrupt_main()

@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Ended", "Request"]
+__all__ = ["Ended", "Kind", "Request"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tasks are called where they live: `Spark`'s `task` in an `executor`, `Ray`'s `actor` on a `node`."""
+
+    system: str
+    noun: str
+    place: str
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run, on how many tasks, of which `fewest` must be there before it begins."""
+    """What is to be run, and how many tasks must be there before it begins."""
 
     key: bytes = field(repr=False)  # errors and logs are no place for it
     listener: int
-    tasks: int
+    kind: Kind
     fewest: int
     is_elastic: bool
     flags: Sequence[str]

@@ -1,6 +1,6 @@
 """Where the tasks of a job call in, and where the launcher's relays are joined to the agents that run in them.
 
-    relay  --Unix socket-->  switchboard  <--channels--  task: one connection for orders, one for each agent
+    relay  --Unix socket-->  switchboard  <--channels--  task: one connection for orders, one for each agent and letter
 
 Owns the connections and their threads. Decides nothing about ranks: who is there is told by `tasks`, and whoever waits for a
 change is woken.
@@ -25,6 +25,8 @@ from typing import Any
 
 from corro._tasks import channel as channels
 from corro._tasks import relay as relays
+from corro._tasks.messages import Kind
+from corro._tasks.post import HELLO as LETTERS
 
 __all__ = ["Switchboard", "Task"]
 
@@ -39,7 +41,7 @@ class Task:
     index: int
     attempt: int
     host: str
-    executor: str
+    place: str
     channel: channels.Channel
     lost_at: float | None = None
     ended: bool = False
@@ -66,11 +68,22 @@ class _Awaited:
 
 
 class Switchboard:
-    """Listens from `start` to `close`. `changed` is called, in any thread, whenever a task has come or is gone."""
+    """Listens from `start` to `close`. In any thread, `changed` is called whenever a task has come or is gone, and `told`
+    with the letters of ranks.
+    """
 
-    def __init__(self, listener: socket.socket, key: bytes, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        kind: Kind,
+        changed: Callable[[], None],
+        told: Callable[[bytes], None],
+    ) -> None:
         self._key = key
+        self._kind = kind
         self._changed = changed
+        self._told = told
         self._lock = threading.Lock()
         # Held while somebody is told of a change, so that nobody is once all is over.
         self._telling = threading.Lock()
@@ -80,7 +93,7 @@ class Switchboard:
         self._agents: dict[int, _Awaited] = {}
         self._numbers = itertools.count()
         self._closing = False
-        self._folder = tempfile.TemporaryDirectory(prefix="corro-spark-")  # for its user only
+        self._folder = tempfile.TemporaryDirectory(prefix="corro-tasks-")  # for its user only
         self._relays = socket.socket(socket.AF_UNIX)
         self._relays.bind(os.path.join(self._folder.name, "relays"))
         self._relays.listen(1024)
@@ -107,7 +120,7 @@ class Switchboard:
 
     def remote_shell(self) -> str:
         """A program for `--remote-shell`."""
-        path = self.folder() / "spark"
+        path = self.folder() / "shell"
         relay = [sys.executable, "-I", "-S", relays.__file__, os.path.join(self._folder.name, "relays")]
         path.write_text(f'#!/bin/sh\nexec {shlex.join(relay)} "$1"\n', encoding="utf-8")
         path.chmod(0o700)
@@ -142,11 +155,13 @@ class Switchboard:
             channel = channels.accept(connection, self._key)
             first = channel.receive()
         except OSError as error:
-            _say(f"refused a connection of {peer}: {error}")
+            self._say(f"refused a connection of {peer}: {error}")
             return
         hello = json.loads(first) if first is not None else {}
         if "agent" in hello:
             self._take_agent(int(hello["agent"]), channel)
+        elif LETTERS in hello:
+            self._take_letter(channel)
         elif "task" in hello:
             self._follow(self._take_task(hello, channel))
         else:
@@ -155,7 +170,7 @@ class Switchboard:
     def _take_task(self, hello: dict[str, Any], channel: channels.Channel) -> Task:
         with self._lock:
             host = self._machine(str(hello["host"]), str(hello["machine"]))
-            task = Task(int(hello["task"]), int(hello["attempt"]), host, str(hello["executor"]), channel)
+            task = Task(int(hello["task"]), int(hello["attempt"]), host, str(hello["place"]), channel)
             before = self._tasks.get(task.index)
             if before is not None and before.attempt > task.attempt:
                 channel.close()
@@ -185,7 +200,7 @@ class Switchboard:
             while task.channel.receive() is not None:
                 pass
         except OSError as error:
-            _say(f"{task.name} on {task.host}: {error}")
+            self._say(f"{task.name} on {task.host}: {error}")
         task.channel.close()
         with self._lock:
             task.lost_at = time.monotonic()
@@ -194,6 +209,14 @@ class Switchboard:
                 if not task.ended:
                     self._lost.append(task)
         self._tell()
+
+    def _take_letter(self, channel: channels.Channel) -> None:
+        with suppress(OSError):  # whoever has sent it is told so
+            letter = channel.receive()
+            if letter is not None:
+                self._told(letter)
+                channel.send(b"")
+        channel.close()
 
     # Relays and agents.
 
@@ -212,7 +235,7 @@ class Switchboard:
         task = next((task for task in self.tasks() if task.address == address), None)
         agent = self._agent(task) if task is not None else None
         if task is None or agent is None:
-            _pass(relay, relays.ERROR, f"Spark's task {address} is gone\n".encode())
+            _pass(relay, relays.ERROR, f"{self._noun()} {address} is gone\n".encode())
             relay.close()
             return
         _thread(self._pass_orders, relay, agent)
@@ -220,10 +243,10 @@ class Switchboard:
             while (report := agent.receive()) is not None:
                 _pass(relay, report[:1], report[1:])
         except OSError as error:
-            _say(f"{task.name} on {task.host}: {error}")
+            self._say(f"{task.name} on {task.host}: {error}")
         agent.close()
         if not task.ended:
-            where = f"Spark's task {task.index} on {task.host} (executor {task.executor})"
+            where = f"{self._noun()} {task.index} on {task.host} ({self._kind.place} {task.place})"
             _pass(relay, relays.ERROR, f"{where} is gone, or has lost its connection to the driver\n".encode())
         relay.close()
 
@@ -242,6 +265,12 @@ class Switchboard:
                 return None
         return awaited.channel
 
+    def _noun(self) -> str:
+        return f"{self._kind.system}'s {self._kind.noun}"
+
+    def _say(self, text: str) -> None:
+        print(f"corro.{self._kind.system.lower()}: {text}", file=sys.stderr, flush=True)
+
     def _pass_orders(self, relay: socket.socket, agent: channels.Channel) -> None:
         try:
             while order := relay.recv(1 << 16):
@@ -257,8 +286,4 @@ def _pass(relay: socket.socket, kind: bytes, text: bytes) -> None:
 
 
 def _thread(target: Callable[..., None], *args: Any) -> None:
-    threading.Thread(target=target, args=args, daemon=True, name="corro-spark").start()
-
-
-def _say(text: str) -> None:
-    print(f"corro.spark: {text}", file=sys.stderr, flush=True)
+    threading.Thread(target=target, args=args, daemon=True, name="corro-tasks").start()

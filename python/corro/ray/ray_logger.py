@@ -29,4 +29,6 @@ def log(info_dict: dict[str, Any]) -> None:
         _queue.put(info_dict)
     elif not _warned:
         _warned = True
-        warnings.warn("ray_logger.log: nobody listens. Callbacks are for elastic jobs: run(fn, callbacks=[...]).", stacklevel=2)
+        warnings.warn(
+            "ray_logger.log: nobody listens. Callbacks are for elastic jobs: run(fn, callbacks=[...]).", stacklevel=2
+        )

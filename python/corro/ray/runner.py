@@ -265,5 +265,3 @@ class RayExecutor:
 
 def _number(gpu: str) -> tuple[int, str]:
     return (int(gpu), "") if gpu.isdigit() else (1 << 30, gpu)
-
-
