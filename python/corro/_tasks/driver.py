@@ -12,17 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from corro._tasks.messages import Ended, Kind, Request
+from corro._tasks.messages import Ended, Kind, LetGo, Request
 from corro._tasks.task import Place
 from corro.runner._results import interpret
 from corro.runner.common.util.timeout import TimeoutException
 from corro.runner.util.network import get_driver_ip, get_local_host_addresses
 
-__all__ = ["Tasks", "Wanted", "run_job"]
+__all__ = ["Calls", "Tasks", "Wanted", "run_job"]
 
 # What the launcher may take to end all ranks, and the tasks to follow.
 _ENDING_SECONDS = 15.0
@@ -39,6 +39,7 @@ class Wanted:
     payload: bytes
     command: Sequence[str]
     fewest: int
+    most: int
     is_elastic: bool
     flags: Sequence[str]
     env: Mapping[str, str]
@@ -70,19 +71,31 @@ class Tasks(Protocol):
         """That there are not as many as are needed, why that may be, and what to do."""
 
 
-def run_job(wanted: Wanted, driver: str, make_tasks: Callable[[Place, bytes, Callable[[], None]], Tasks]) -> list[Any]:
-    """Runs it to its end and gives the results by rank.
-
-    `driver` is the address by which the system knows this host. Tasks are made with the launcher's place, the job's key, and
-    what is to be called when they are over.
+@dataclass(frozen=True)
+class Calls:
+    """What tasks need to know: where the launcher is, the job's key, and what to call when they are over, or when one of
+    them is to leave the job in peace.
     """
+
+    launcher: Place
+    key: bytes = field(repr=False)
+    ended: Callable[[], None]
+    let_go: Callable[[int], None]
+
+
+def run_job(wanted: Wanted, driver: str, make_tasks: Callable[[Calls], Tasks]) -> list[Any]:
+    """Runs it to its end and gives the results by rank. `driver` is the address by which the system knows this host."""
     listener, addresses = _listen(driver, wanted.nics)
     key = os.urandom(32)
     woken = threading.Event()
-    tasks = make_tasks(Place(addresses, wanted.start_timeout), key, woken.set)
     with listener:
         launcher = _LauncherProcess(wanted, key, listener, woken)
     launcher.addresses = ", ".join(f"{host}:{port}" for host, port in addresses)
+    try:
+        tasks = make_tasks(Calls(Place(addresses, wanted.start_timeout), key, woken.set, launcher.let_go))
+    except BaseException:
+        launcher.end()
+        raise
     try:
         tasks.start()
         ended = _follow(wanted, tasks, launcher)
@@ -140,6 +153,7 @@ class _LauncherProcess:
         self.ready = False
         self.addresses = ""
         self._told = wanted.told
+        self._telling = threading.Lock()
         self._letters: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.ended: Ended | None = None
         ours, theirs = socket.socketpair()
@@ -168,9 +182,12 @@ class _LauncherProcess:
         for thread in (*self._writers, threading.Thread(target=self._listen, daemon=True)):
             thread.start()
 
-    def tell(self, text: str) -> None:
-        with suppress(OSError):  # it is gone, which is seen elsewhere
-            self._connection.send(text)
+    def tell(self, what: str | LetGo) -> None:
+        with suppress(OSError), self._telling:  # it is gone, which is seen elsewhere
+            self._connection.send(what)
+
+    def let_go(self, index: int) -> None:
+        self.tell(LetGo(index))
 
     def deliver(self) -> None:
         """Hands over the letters that have come, in the thread of whoever waits for the job."""
@@ -220,6 +237,7 @@ def _request(wanted: Wanted, key: bytes, listener: socket.socket) -> Request:
         listener=listener.fileno(),
         kind=wanted.kind,
         fewest=wanted.fewest,
+        most=wanted.most,
         is_elastic=wanted.is_elastic,
         flags=wanted.flags,
         command=wanted.command,

@@ -20,11 +20,13 @@ from typing import Any
 
 from corro import _native
 from corro._command import program
-from corro._tasks.messages import Ended, Request
+from corro._tasks.messages import Ended, LetGo, Request
 from corro._tasks.switchboard import Switchboard, Task
 
 # How long the loss of a task is waited for when the launcher has already lost its host, or the other way round.
 _TOGETHER_SECONDS = 1.0
+# How long an elastic job with enough tasks waits for the others: those that come together begin together.
+_GATHER_SECONDS = 2.0
 
 
 class _Launcher:
@@ -76,6 +78,10 @@ class _Launcher:
                 return False
             self._woken.wait(1.0)
             self._woken.clear()
+        until = time.monotonic() + _GATHER_SECONDS
+        while len(self._board.tasks()) < self._request.most and time.monotonic() < until:
+            self._woken.wait(0.1)
+            self._woken.clear()
         return True
 
     def _lost(self) -> list[tuple[int, int | None, str]]:
@@ -104,7 +110,11 @@ class _Launcher:
         """To the driver: what became of the tasks. If the driver is gone, so is the job."""
         try:
             while True:
-                self._tasks_ended = str(self._driver.recv())
+                word: Any = self._driver.recv()
+                if isinstance(word, LetGo):
+                    self._board.let_go(word.index)
+                else:
+                    self._tasks_ended = str(word)
                 self._woken.set()
         except (EOFError, OSError):
             _thread.interrupt_main()

@@ -44,6 +44,7 @@ class Task:
     place: str
     channel: channels.Channel
     lost_at: float | None = None
+    leaving: bool = False
     ended: bool = False
 
     @property
@@ -105,9 +106,16 @@ class Switchboard:
             _thread(self._accept, server, serve)
 
     def tasks(self) -> list[Task]:
-        """Those that are there, by index."""
+        """Those that are there to stay, by index."""
         with self._lock:
-            return sorted(self._tasks.values(), key=lambda task: task.index)
+            return sorted((task for task in self._tasks.values() if not task.leaving), key=lambda task: task.index)
+
+    def let_go(self, index: int) -> None:
+        """A task counts no more. Its agents stay until their ranks have left."""
+        with self._lock:
+            if index in self._tasks:
+                self._tasks[index].leaving = True
+        self._tell()
 
     def lost(self) -> list[Task]:
         """Those that are gone although nobody had told them to end, first ones first."""
@@ -206,7 +214,7 @@ class Switchboard:
             task.lost_at = time.monotonic()
             if self._tasks.get(task.index) is task:
                 del self._tasks[task.index]
-                if not task.ended:
+                if not task.ended and not task.leaving:
                     self._lost.append(task)
         self._tell()
 
@@ -245,7 +253,7 @@ class Switchboard:
         except OSError as error:
             self._say(f"{task.name} on {task.host}: {error}")
         agent.close()
-        if not task.ended:
+        if not task.ended and not task.leaving:
             where = f"{self._noun()} {task.index} on {task.host} ({self._kind.place} {task.place})"
             _pass(relay, relays.ERROR, f"{where} is gone, or has lost its connection to the driver\n".encode())
         relay.close()

@@ -74,9 +74,9 @@ def _reserve(shape: Shape, seconds: float) -> PlacementGroup:
         return group
     remove_placement_group(group)
     raise TimeoutError(
-        f"Ray has not reserved {len(bundles)} bundles of {bundles[0]} ({shape.strategy}) within {seconds:g} s. The cluster has "
-        f"{_in_words(ray.cluster_resources())}, of which {_in_words(ray.available_resources())} are free. Ask for fewer workers or "
-        f"less for each, wait for others to end, or raise placement_group_timeout_s."
+        f"Ray has not reserved {len(bundles)} bundles of {bundles[0]} ({shape.strategy}) within {seconds:g} s. The cluster "
+        f"has {_in_words(ray.cluster_resources())}, of which {_in_words(ray.available_resources())} are free. Ask for fewer "
+        f"workers or less for each, wait for others to end, or raise placement_group_timeout_s."
     )
 
 

@@ -1,11 +1,12 @@
-"""Which rank sits where, by the nodes that workers run on. Pure."""
+"""Which rank sits where, by the nodes that workers run on, and where all meet."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Seat", "seats"]
+__all__ = ["Seat", "meeting_place", "seats"]
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,17 @@ def seats(nodes: Sequence[str]) -> list[Seat]:
             Seat(node, rank, len(nodes), local, counts[node], across.index(node), len(across)),
         )
     return found
+
+
+def meeting_place(address: str, port: int) -> dict[str, str]:
+    """Where rank 0 listens, and a new secret. It travels in Ray's own messages, not on a command line."""
+    token = secrets.token_hex(32)
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "CORRO_RENDEZVOUS_PORT": str(port),
+        "CORRO_SECRET": token,
+        "CORRO_JOB_ID": f"ray-{token[:16]}",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }

@@ -1,9 +1,8 @@
-"""Fixed jobs on Ray: every rank is an actor, which stays between calls."""
+"""Jobs on Ray: `RayExecutor`, fixed or elastic."""
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import Any
 
 import ray
 
-from corro.ray._placement import Placement, Shape
-from corro.ray._seats import seats
-from corro.ray.worker import BaseHorovodWorker
+from corro.ray._fixed import FixedJob
+from corro.ray._placement import Shape
+from corro.ray._seats import meeting_place, seats
+from corro.ray.elastic import ElasticRayExecutor
 
 __all__ = ["Coordinator", "MiniSettings", "RayExecutor"]
-
-# How long workers may take to answer while a job is set up.
-_ANSWER_SECONDS = 120.0
 
 
 @dataclass
@@ -40,7 +37,7 @@ class MiniSettings:
 
 
 class Coordinator:
-    """Gives ranks their seats, and a place to meet. For those who start actors of their own, as Ray Train's old trainer does.
+    """Gives ranks their seats, and a place to meet. For those who start actors themselves, as Ray Train's old trainer does.
 
     Example:
         >>> from corro.ray.runner import Coordinator, MiniSettings
@@ -90,25 +87,12 @@ class Coordinator:
         return [self._nodes[rank] for rank in range(len(self._nodes))]
 
 
-def meeting_place(address: str, port: int) -> dict[str, str]:
-    """Where rank 0 listens, and a new secret. It travels in Ray's own messages, not on a command line."""
-    token = secrets.token_hex(32)
-    return {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "CORRO_RENDEZVOUS_PORT": str(port),
-        "CORRO_SECRET": token,
-        "CORRO_JOB_ID": f"ray-{token[:16]}",
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-    }
-
-
 class RayExecutor:
     """Runs functions as the ranks of a job, in actors that Ray places.
 
     Give `num_workers`, and workers go where there is room; or `num_hosts` and `num_workers_per_host`, and each host gets as
-    many. With `min_workers` the job is elastic: see `ElasticRayExecutor`.
+    many. Workers stay between calls until `shutdown`. With `min_workers` the job is elastic, as `ElasticRayExecutor`'s: each
+    call starts workers of its own, whose number may change while it runs.
 
     Example:
         >>> from corro.ray import RayExecutor  # doctest: +SKIP
@@ -149,20 +133,44 @@ class RayExecutor:
         use_gpu: bool = False,
         gpus_per_worker: float | None = None,
         use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: Sequence[int] | None = None,
+        elastic_timeout: float = 600,
+        override_discovery: bool = True,
     ) -> None:
-        if gpus_per_worker and not use_gpu:
+        if max_workers is not None and (min_workers is None or min_workers < 1):
+            raise ValueError(
+                f"max_workers is {max_workers}, and min_workers {min_workers}: give min_workers, 1 or more."
+            )
+        if min_workers is not None and num_workers is not None:
+            raise ValueError("min_workers (for elastic jobs) and num_workers (for others) are both given: give one.")
+        if gpus_per_worker is not None and not use_gpu:
             raise ValueError("gpus_per_worker is given, and use_gpu is not set: set use_gpu=True.")
-        if use_gpu and gpus_per_worker is not None and gpus_per_worker < 1:
+        if gpus_per_worker is not None and gpus_per_worker < 1:
             raise ValueError(f"gpus_per_worker is {gpus_per_worker}: give 1 or more.")
         self.settings = settings or self.create_settings()
         self.num_workers = num_workers
         self.num_hosts = num_hosts
         self.num_workers_per_host = num_workers_per_host
+        self.min_workers = min_workers
+        self.max_workers = max_workers
+        self._use_current = use_current_placement_group
+        self._elastic = {
+            "reset_limit": reset_limit,
+            "cooldown_range": cooldown_range,
+            "elastic_timeout": elastic_timeout,
+        }
+        self._override_discovery = override_discovery
         self._cpus = cpus_per_worker
         self._gpus = (gpus_per_worker or 1) if use_gpu else 0
-        self._use_current = use_current_placement_group
-        self._placement: Placement | None = None
-        self.workers: list[Any] = []
+        self._job: FixedJob | _ElasticJob | None = None
+
+    @property
+    def workers(self) -> list[Any]:
+        """The actors of a fixed job, by rank."""
+        return self._job.workers if isinstance(self._job, FixedJob) else []
 
     def start(
         self,
@@ -172,56 +180,40 @@ class RayExecutor:
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> None:
         """Starts the workers and gives them their seats. `executable_cls` is made into an object in each of them."""
+        if self._job is not None:
+            raise RuntimeError("the workers are started already: call shutdown() before another start().")
+        executable = (executable_cls, list(executable_args or ()), dict(executable_kwargs or {}))
+        variables = {name: str(value) for name, value in (extra_env_vars or {}).items()}
+        if self.min_workers is not None:
+            self._job = _ElasticJob(self._elastic_executor(variables), executable)
+            return
         assert self.num_workers is None or self.num_hosts is None, "give num_workers or num_hosts, not both"
         count = self.num_workers or (self.num_hosts or 0) * self.num_workers_per_host
         if count < 1:
             raise ValueError("how many workers? Give num_workers, or num_hosts and num_workers_per_host.")
         shape = Shape(count, self.num_hosts, self._cpus, self._gpus)
-        self._placement = Placement(shape, self._use_current, self.settings.placement_group_timeout_s)
-        try:
-            self._start_workers(count, dict(extra_env_vars or {}))
-            made = [
-                worker.start_executable.remote(executable_cls, executable_args, executable_kwargs)
-                for worker in self.workers
-            ]
-            ray.get(made)
-        except BaseException:
-            self.shutdown()
-            raise
+        self._job = FixedJob.start(shape, self.settings, self._use_current, executable, variables)
 
-    def _start_workers(self, count: int, extra: dict[str, Any]) -> None:
-        assert self._placement is not None
-        actor = ray.remote(BaseHorovodWorker)
-        self.workers = [
-            actor.options(**self._placement.options(rank)).remote(world_rank=rank, world_size=count)
-            for rank in range(count)
-        ]
-        nodes = self._ask(lambda worker: worker.node_id.remote())
-        address, port = ray.get(
-            [self.workers[0].address.remote(), self.workers[0].free_port.remote()], timeout=_ANSWER_SECONDS
+    def _elastic_executor(self, variables: dict[str, str]) -> ElasticRayExecutor:
+        assert self.min_workers is not None
+        settings = ElasticRayExecutor.create_settings(
+            min_num_proc=self.min_workers,
+            max_num_proc=self.max_workers,
+            nics=self.settings.nics,
+            timeout_s=self.settings.timeout_s,
+            discovery=getattr(self.settings, "discovery", None),
+            **self._elastic,
         )
-        shared = {**extra, **meeting_place(address, port)}
-        if self.settings.nics:
-            shared["HOROVOD_GLOO_IFACE"] = ",".join(sorted(self.settings.nics))
-        if self._gpus:
-            shared_by_node = self._gpus_by_node(nodes)
-        else:
-            shared_by_node = {}
-        told = [
-            worker.update_env_vars.remote({**shared, **shared_by_node.get(seat.node, {}), **seat.variables()})
-            for worker, seat in zip(self.workers, seats(nodes), strict=True)
-        ]
-        ray.get(told, timeout=_ANSWER_SECONDS)
-
-    def _gpus_by_node(self, nodes: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Every worker sees all GPUs that the job has on its node, and takes the one of its local rank."""
-        found: dict[str, list[str]] = {}
-        for node, given in zip(nodes, self._ask(lambda worker: worker.get_gpu_ids.remote()), strict=True):
-            found.setdefault(node, []).extend(gpu for gpu in given if gpu not in found.get(node, []))
-        return {node: {"CUDA_VISIBLE_DEVICES": ",".join(sorted(gpus, key=_number))} for node, gpus in found.items()}
-
-    def _ask(self, call: Callable[[Any], Any]) -> list[Any]:
-        return list(ray.get([call(worker) for worker in self.workers], timeout=_ANSWER_SECONDS))
+        executor = ElasticRayExecutor(
+            settings,
+            use_gpu=bool(self._gpus),
+            cpus_per_slot=self._cpus,
+            gpus_per_slot=self._gpus or None,
+            env_vars=variables,
+            override_discovery=self._override_discovery,
+        )
+        executor.start()
+        return executor
 
     def run(
         self,
@@ -231,37 +223,58 @@ class RayExecutor:
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[Any]:
         """Calls `fn(*args, **kwargs)` in every worker; the results, by rank. `callbacks` are for elastic jobs."""
-        return list(ray.get(self.run_remote(fn, args, kwargs)))
+        return self._started().execute(_call(fn, args, kwargs), callbacks)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """As `run`, at once: Ray's references to the results."""
-        given, named = list(args or ()), dict(kwargs or {})
-        return [worker.execute.remote(lambda _: fn(*given, **named)) for worker in self._started()]
+        return self._started().execute_remote(_call(fn, args, kwargs))
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[..., Any]] | None = None) -> list[Any]:
         """Calls `fn(executable)` in every worker; the results, by rank."""
-        return list(ray.get([worker.execute.remote(fn) for worker in self._started()]))
+        return self._started().execute(fn, callbacks)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Calls `fn(executable)` in the worker of rank 0."""
-        return ray.get(self._started()[0].execute.remote(fn))
+        return self._started().execute_single(fn)
 
     def shutdown(self) -> None:
         """Ends the workers, and gives back what was reserved for them."""
-        for worker in self.workers:
-            ray.kill(worker)
-        self.workers = []
-        if self._placement is not None:
-            self._placement.release()
-            self._placement = None
+        job, self._job = self._job, None
+        if isinstance(job, FixedJob):
+            job.shutdown()
 
-    def _started(self) -> list[Any]:
-        if not self.workers:
+    def _started(self) -> FixedJob | _ElasticJob:
+        if self._job is None:
             raise RuntimeError("there are no workers: call start() first.")
-        return self.workers
+        return self._job
 
 
-def _number(gpu: str) -> tuple[int, str]:
-    return (int(gpu), "") if gpu.isdigit() else (1 << 30, gpu)
+class _ElasticJob:
+    """Each call is a job of its own: the number of workers may be another one each time."""
+
+    def __init__(self, executor: ElasticRayExecutor, executable: tuple[Any, list[Any], dict[str, Any]]) -> None:
+        self._executor = executor
+        self._executable = executable
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[..., Any]] | None) -> list[Any]:
+        kind, args, kwargs = self._executable
+
+        def call() -> Any:
+            return fn(kind(*args, **kwargs) if kind is not None else None)
+
+        return self._executor.run(call, callbacks)
+
+    def execute_remote(self, fn: Callable[[Any], Any]) -> list[Any]:
+        raise NotImplementedError("run_remote is for fixed jobs: an elastic one has no workers between calls. Use run.")
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        raise NotImplementedError(
+            "execute_single is for fixed jobs: in an elastic one nobody stays rank 0. Use execute."
+        )
+
+
+def _call(fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Callable[[Any], Any]:
+    given, named = list(args or ()), dict(kwargs or {})
+    return lambda _: fn(*given, **named)

@@ -14,8 +14,7 @@ from typing import Any
 import ray
 from ray.train.backend import Backend, BackendConfig
 
-from corro.ray._seats import seats
-from corro.ray.runner import meeting_place
+from corro.ray._seats import meeting_place, seats
 
 __all__ = ["CorroConfig"]
 

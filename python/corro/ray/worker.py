@@ -28,9 +28,18 @@ class BaseHorovodWorker:
     executable: Any = None
 
     def __init__(self, world_rank: int = 0, world_size: int = 1) -> None:
+        self._name = f"rank {world_rank} of {world_size}"
         os.environ["HOROVOD_HOSTNAME"] = self.node_id()
         os.environ["HOROVOD_RANK"] = str(world_rank)
         os.environ["HOROVOD_SIZE"] = str(world_size)
+
+    def __repr__(self) -> str:
+        """Ray puts it before what this worker writes, and into what it raises."""
+        return self._name
+
+    def whereabouts(self) -> tuple[str, str, int, list[str]]:
+        """Node, address, a free port and GPUs, in one answer."""
+        return self.node_id(), self.address(), self.free_port(), self.get_gpu_ids()
 
     def node_id(self) -> str:
         """Ray's name of the node that this worker is on."""

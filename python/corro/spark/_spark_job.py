@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from corro._tasks.driver import Calls
 from corro._tasks.messages import Kind
 from corro._tasks.task import Identity, Place, modules, serve
 
@@ -165,11 +166,11 @@ def driver_address(context: Any) -> str:
     return str(context.getConf().get("spark.driver.host", "localhost"))
 
 
-def tasks_of(context: Any, count: int, is_elastic: bool) -> Callable[[Place, bytes, Callable[[], None]], SparkJob]:
+def tasks_of(context: Any, count: int, is_elastic: bool) -> Callable[[Calls], SparkJob]:
     """What makes the Spark job of a job."""
 
-    def make(place: Place, key: bytes, ended: Callable[[], None]) -> SparkJob:
-        return SparkJob(context, count, place, key, is_elastic, ended)
+    def make(calls: Calls) -> SparkJob:
+        return SparkJob(context, count, calls.launcher, calls.key, is_elastic, calls.ended)
 
     return make
 

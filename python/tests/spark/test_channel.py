@@ -83,7 +83,7 @@ def test_a_length_that_is_too_long_is_refused_before_it_is_read() -> None:
 
 
 def test_a_stranger_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_channel, "_HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(channels, "_HANDSHAKE_SECONDS", 0.2)
     _silent, there = socket.socketpair()
     with pytest.raises(TimeoutError):
         channels.accept(there, KEY)
