@@ -79,7 +79,7 @@ class Counter:
 
 
 def train_elastically(folder: str, steps: int, pause: float, size: int) -> tuple[int, int, int]:
-    """Steps until there were `steps` of them with `size` ranks; notes down time, step, rank, size, local rank and actor."""
+    """Steps until there were `steps` of them with `size` ranks; notes down time, step, rank, size, actor and node."""
     import corro.numpy as hvd
     from corro._front.elastic import ObjectState, restart, run_fn
     from corro.ray import ray_logger
@@ -95,7 +95,7 @@ def train_elastically(folder: str, steps: int, pause: float, size: int) -> tuple
             state.step += 1
             state.full += hvd.size() == size
             with (place / f"rank.{os.getpid()}").open("a") as notes:
-                notes.write(f"{time.time()} {state.step} {hvd.rank()} {hvd.size()} {hvd.local_rank()} {actor()}\n")
+                notes.write(f"{time.time()} {state.step} {hvd.rank()} {hvd.size()} {' '.join(map(str, homes()))}\n")
             if hvd.rank() == 0:
                 ray_logger.log({"step": state.step, "size": hvd.size()})
             time.sleep(pause)
@@ -107,7 +107,37 @@ def train_elastically(folder: str, steps: int, pause: float, size: int) -> tuple
     return told
 
 
-def actor() -> int:
-    """The process of Ray's that this rank lives in: its agent's parent."""
-    agent = os.getppid()
-    return int(Path(f"/proc/{agent}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[1])
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[1])
+
+
+def homes() -> tuple[int, int]:
+    """The processes of Ray's that this rank lives in: its actor, which is its agent's parent, and its node."""
+    actor = parent(os.getppid())
+    return actor, parent(actor)
+
+
+def fail_elastically(rank: int) -> None:
+    import corro.numpy as hvd
+
+    hvd.init()
+    if hvd.rank() == rank:
+        raise ValueError("no such column")
+    hvd.allreduce(np.ones(1), name="never")
+
+
+def tell_surroundings() -> dict[str, Any]:
+    import corro.numpy as hvd
+
+    hvd.init()
+    hvd.allreduce(np.ones(1), name="x")
+    told = {
+        "rank": hvd.rank(),
+        "local": hvd.local_rank(),
+        "said": os.environ.get("SAID_BY_THE_DRIVER"),
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "ray": os.environ.get("RAY_ADDRESS"),
+        "secret on a command line": os.environ["CORRO_SECRET"] in command_lines(),
+    }
+    hvd.shutdown()
+    return told
