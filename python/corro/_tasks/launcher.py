@@ -35,6 +35,8 @@ class _Launcher:
         self._driver = driver
         self._woken = threading.Event()
         self._tasks_ended: str | None = None
+        # From then on the driver may close its end.
+        self._is_over = False
         # Letters of ranks come in threads of their own.
         self._answering = threading.Lock()
         listener = socket.socket(fileno=request.listener)
@@ -59,6 +61,7 @@ class _Launcher:
                     "variables": list(self._request.variables),
                 }
             )
+            self._is_over = True
             return Ended(results, failure, self._lost() if failure is not None else ())
         finally:
             self._board.close()
@@ -117,7 +120,8 @@ class _Launcher:
                     self._tasks_ended = str(word)
                 self._woken.set()
         except (EOFError, OSError):
-            _thread.interrupt_main()
+            if not self._is_over:
+                _thread.interrupt_main()
 
 
 def by_machine(tasks: Sequence[Task]) -> list[Task]:

@@ -126,6 +126,13 @@ def fail_elastically(rank: int) -> None:
     hvd.allreduce(np.ones(1), name="never")
 
 
+def count_in_rank_order(counter: Counter) -> int:
+    import corro.numpy as hvd
+
+    hvd.init()
+    return counter.next() + hvd.rank()
+
+
 def tell_surroundings() -> dict[str, Any]:
     import corro.numpy as hvd
 
