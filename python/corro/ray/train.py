@@ -1,4 +1,4 @@
-"""Ray Train with Corro in its workers: `DataParallelTrainer(loop, backend_config=CorroConfig(), ...)`.
+"""Ray Train with Corro in its workers: `CorroTrainer`, or `DataParallelTrainer(loop, backend_config=CorroConfig(), ...)`.
 
 For Ray Train's version 2, which is the default since Ray 2.51. Its own worker group places and starts the workers, and
 starts them again after a failure (`FailureConfig`); each time they meet anew.
@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.train.backend import Backend, BackendConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from corro.ray._seats import meeting_place, seats
 
-__all__ = ["CorroConfig"]
+__all__ = ["CorroConfig", "CorroTrainer"]
+
+# How long workers may take to answer while they are told who they are.
+_ANSWER_SECONDS = 120.0
 
 
 @dataclass
 class CorroConfig(BackendConfig):
-    """Makes the workers of a trainer the ranks of a job.
+    """Makes the workers of a trainer the ranks of a job. `nics` are network interfaces to use.
 
     Example:
-        >>> from corro.ray.train import CorroConfig  # doctest: +SKIP
-        >>> from ray.train import ScalingConfig  # doctest: +SKIP
-        >>> from ray.train.data_parallel_trainer import DataParallelTrainer  # doctest: +SKIP
-        >>> trainer = DataParallelTrainer(  # doctest: +SKIP
-        ...     loop, backend_config=CorroConfig(), scaling_config=ScalingConfig(num_workers=2)
-        ... )
+        >>> from corro.ray.train import CorroConfig
+        >>> CorroConfig(nics=("eth0",))
+        CorroConfig(nics=('eth0',))
     """
 
     nics: tuple[str, ...] = ()
@@ -37,6 +39,22 @@ class CorroConfig(BackendConfig):
     @property
     def backend_cls(self) -> type[Backend]:
         return _CorroBackend
+
+
+class CorroTrainer(DataParallelTrainer):
+    """Ray Train's trainer for functions that use Corro. All else is as with its `TorchTrainer`.
+
+    Example:
+        >>> from corro.ray.train import CorroTrainer
+        >>> from ray.train import ScalingConfig
+        >>> trainer = CorroTrainer(train, scaling_config=ScalingConfig(num_workers=2))  # doctest: +SKIP
+        >>> trainer.fit()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, train_loop_per_worker: Callable[..., Any], *, corro_config: CorroConfig | None = None, **more: Any
+    ) -> None:
+        super().__init__(train_loop_per_worker, backend_config=corro_config or CorroConfig(), **more)
 
 
 class _CorroBackend(Backend):
@@ -52,7 +70,7 @@ class _CorroBackend(Backend):
         told = [
             worker_group.execute_single_async(seat.rank, _take, {**shared, **seat.variables()}) for seat in seats(nodes)
         ]
-        ray.get(told)
+        ray.get(told, timeout=_ANSWER_SECONDS)
 
     def on_shutdown(self, worker_group: Any, backend_config: CorroConfig) -> None:
         """Nothing: a worker that ends leaves its job in order by itself."""
