@@ -148,3 +148,34 @@ def tell_surroundings() -> dict[str, Any]:
     }
     hvd.shutdown()
     return told
+
+
+def train_and_tell(config: dict[str, Any]) -> None:
+    import ray.train
+
+    import corro.numpy as hvd
+
+    hvd.init()
+    context = ray.train.get_context()
+    total = hvd.allreduce(np.full(4, hvd.rank() + 1.0), op=hvd.Sum, name="x")
+    seat = (hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.size(), hvd.local_size(), hvd.cross_size())
+    theirs = (context.get_world_rank(), context.get_local_rank(), context.get_node_rank(), context.get_world_size())
+    Path(config["folder"], f"rank{hvd.rank()}").write_text(f"{float(total[0])} {seat} {theirs}")
+    ray.train.report({"total": float(total[0])})
+    hvd.shutdown()
+
+
+def train_and_die_once(config: dict[str, Any]) -> None:
+    import ray.train
+
+    import corro.numpy as hvd
+
+    hvd.init()
+    note = Path(config["folder"], "died")
+    hvd.allreduce(np.ones(1), name="begin")
+    if hvd.rank() == 1 and not note.exists():
+        note.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = hvd.allreduce(np.ones(1), op=hvd.Sum, name="x")
+    ray.train.report({"total": float(total[0])})
+    hvd.shutdown()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
-import ray.train
+import ray_functions as functions
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 
 from corro.ray.train import CorroTrainer
@@ -30,39 +28,8 @@ def fit(loop: Any, config: dict[str, Any], folder: Path, **more: Any) -> Any:
     return trainer.fit()
 
 
-def add_up(config: dict[str, Any]) -> None:
-    import numpy as np
-
-    import corro.numpy as hvd
-
-    hvd.init()
-    context = ray.train.get_context()
-    total = hvd.allreduce(np.full(4, hvd.rank() + 1.0), op=hvd.Sum, name="x")
-    seat = (hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.size(), hvd.local_size(), hvd.cross_size())
-    theirs = (context.get_world_rank(), context.get_local_rank(), context.get_node_rank(), context.get_world_size())
-    Path(config["folder"], f"rank{hvd.rank()}").write_text(f"{float(total[0])} {seat} {theirs[:4]}")
-    ray.train.report({"total": float(total[0])})
-    hvd.shutdown()
-
-
-def die_the_first_time(config: dict[str, Any]) -> None:
-    import numpy as np
-
-    import corro.numpy as hvd
-
-    hvd.init()
-    note = Path(config["folder"], "died")
-    hvd.allreduce(np.ones(1), name="begin")
-    if hvd.rank() == 1 and not note.exists():
-        note.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    total = hvd.allreduce(np.ones(1), op=hvd.Sum, name="x")
-    ray.train.report({"total": float(total[0])})
-    hvd.shutdown()
-
-
 def test_workers_of_a_trainer_are_ranks(ray_cluster: Any, tmp_path: Path) -> None:
-    result = fit(add_up, {"folder": str(tmp_path)}, tmp_path)
+    result = fit(functions.train_and_tell, {"folder": str(tmp_path)}, tmp_path)
     assert result.metrics["total"] == 3.0
     told = [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)]
     # Corro's ranks are Ray Train's, on two nodes with a worker each.
@@ -70,7 +37,9 @@ def test_workers_of_a_trainer_are_ranks(ray_cluster: Any, tmp_path: Path) -> Non
 
 
 def test_workers_that_are_started_again_meet_again(ray_cluster: Any, tmp_path: Path) -> None:
-    result = fit(die_the_first_time, {"folder": str(tmp_path)}, tmp_path, failure_config=FailureConfig(max_failures=1))
+    result = fit(
+        functions.train_and_die_once, {"folder": str(tmp_path)}, tmp_path, failure_config=FailureConfig(max_failures=1)
+    )
     assert (tmp_path / "died").exists()
     assert result.metrics["total"] == 2.0
 
