@@ -12,7 +12,14 @@ os.environ.setdefault("CORRO_FLIGHT_RECORD_DIR", RECORDS.name)
 FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 
 # What no framework is needed for is tested with torch.
-WITHOUT_FRAMEWORK = ["*test_alone.py", "*test_rules.py", "*test_jobs.py", "*test_watching.py", "*test_elastic*.py"]
+WITHOUT_FRAMEWORK = [
+    "*test_alone.py",
+    "*test_rules.py",
+    "*test_jobs.py",
+    "*test_watching.py",
+    "*test_elastic*.py",
+    "*test_kubernetes.py",
+]
 
 collect_ignore_glob = {
     "torch": [
