@@ -65,9 +65,12 @@ class PostOffice:
         with rank, suppress(OSError):
             rank.settimeout(_SECONDS)
             arriving = rank.makefile("rb")
-            (length,) = _HEAD.unpack(arriving.read(_HEAD.size))
-            self._send_on(arriving.read(min(length, channels.MOST)))
-            rank.sendall(b"k")
+            head = arriving.read(_HEAD.size)
+            length = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else channels.MOST + 1
+            letter = arriving.read(length) if length <= channels.MOST else None
+            if letter is not None and len(letter) == length:
+                self._send_on(letter)
+                rank.sendall(b"k")
 
     def _send_on(self, letter: bytes) -> None:
         channel = channels.connect(self._place.addresses, self._key, time.monotonic() + _SECONDS)

@@ -36,6 +36,8 @@ _LOOK_SECONDS = 0.5
 _SETTLED_SECONDS = 60.0
 # How long the ranks of an actor that is let go may take to leave.
 _LEAVE_SECONDS = 30.0
+# How long a look at Ray may take when all is over.
+_STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Actors:
         self._failures: dict[int, int] = {}
         self._not_before: dict[int, float] = {}
         self._why: str | None = None
+        self._last: Mapping[str, int] = {}
+        self._is_silent = False
         self._stopping = threading.Event()
         self._kind = ray.remote(_Home)
         self._thread = threading.Thread(target=self._run, daemon=True, name="corro-ray")
@@ -136,7 +140,7 @@ class Actors:
                 self._look()
                 if self._stopping.wait(_LOOK_SECONDS):
                     return
-        except Exception as error:  # Ray is gone, or the user's discovery has failed
+        except Exception as error:  # Ray is gone
             self.failure = f"{type(error).__name__}: {error}"
         finally:
             self.over.set()
@@ -146,7 +150,7 @@ class Actors:
         now = time.monotonic()
         self._bury(now)
         staying = {index: held.host for index, held in self._held.items() if held.leaving_since is None}
-        change = needed(self._wanted(), staying, self._most)
+        change = needed(self._ask(), staying, self._most)
         for index in change.stop:
             self._held[index].leaving_since = now
             self._calls.let_go(index)
@@ -155,6 +159,16 @@ class Actors:
         for held in list(self._held.values()):
             if held.leaving_since is not None and now - held.leaving_since > _LEAVE_SECONDS:
                 ray.kill(held.actor)
+
+    def _ask(self) -> Mapping[str, int]:
+        """What is wanted. If nobody can say so now, it is what was wanted before."""
+        try:
+            self._last, self._is_silent = self._wanted(), False
+        except Exception as error:
+            if not self._is_silent:  # once, not twice a second
+                print(f"corro.ray: finding hosts failed, those known are kept: {error}", file=sys.stderr, flush=True)
+            self._is_silent = True
+        return self._last
 
     def _start_one(self, host: str, now: float) -> None:
         index = next(index for index in itertools.count() if index not in self._held)
@@ -198,7 +212,8 @@ class Actors:
 
     def _stop(self) -> None:
         self._stopping.set()
-        self._thread.join()
+        # It may wait for a Ray that is gone; then it is left to itself.
+        self._thread.join(_STOP_SECONDS)
 
     def too_few(self, fewest: int, seconds: float, addresses: str) -> str:
         total, free = ray.cluster_resources(), ray.available_resources()

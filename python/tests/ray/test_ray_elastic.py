@@ -142,6 +142,30 @@ def test_a_discovery_of_the_users_says_how_many(ray_cluster: Any, tmp_path: Path
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+def test_a_discovery_that_fails_for_a_while_ends_nothing(
+    ray_cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Shaky(FixedHosts):
+        def __init__(self, hosts: dict[str, int]) -> None:
+            super().__init__(hosts)
+            self.fails = False
+
+        def find_available_hosts_and_slots(self) -> dict[str, int]:
+            if self.fails:
+                raise OSError("nobody answers")
+            return super().find_available_hosts_and_slots()
+
+    hosts = Shaky({ray.nodes()[0]["NodeManagerAddress"]: 2})
+    settings = ElasticRayExecutor.create_settings(min_num_proc=2)
+    settings.discovery = hosts
+    job = ElasticRayExecutor(settings, override_discovery=False)
+    job.start()
+    fail_once = Once(2, lambda: setattr(hosts, "fails", True))
+    results = job.run(train(tmp_path, 40, 2), callbacks=[fail_once])
+    assert [(rank, size) for rank, size, _ in results] == [(0, 2), (1, 2)]
+    assert capfd.readouterr().err.count("nobody answers") == 1
+
+
 def test_ranks_have_their_actors_surroundings(ray_cluster: Any) -> None:
     job = executor(2, 2, use_gpu=True, env_vars={"SAID_BY_THE_DRIVER": "7"})
     told = job.run(functions.tell_surroundings)
