@@ -166,8 +166,6 @@ def train_and_tell(config: dict[str, Any]) -> None:
 
 
 def train_and_die_once(config: dict[str, Any]) -> None:
-    import ray.train
-
     import corro.numpy as hvd
 
     hvd.init()
@@ -177,5 +175,5 @@ def train_and_die_once(config: dict[str, Any]) -> None:
         note.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     total = hvd.allreduce(np.ones(1), op=hvd.Sum, name="x")
-    ray.train.report({"total": float(total[0])})
+    Path(config["folder"], f"rank{hvd.rank()}").write_text(str(float(total[0])))
     hvd.shutdown()
