@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -30,12 +31,27 @@ HEALTH = {
 }
 
 
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+CLIENT_PORT = free_port()
+
+
+@pytest.fixture
+def client_address() -> str:
+    """For programs outside of the cluster."""
+    return f"ray://127.0.0.1:{CLIENT_PORT}"
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": HEALTH})
+    head = {**NODE, "_system_config": HEALTH, "ray_client_server_port": CLIENT_PORT}
+    made = Cluster(initialize_head=True, head_node_args=head)
     made.add_node(**NODE, resources={"second": 2})
     ray.init(address=made.address, log_to_driver=True)
     yield made

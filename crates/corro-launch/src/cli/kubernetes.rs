@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use corro_core::config::MAX_RANKS;
 use corro_core::{Error, Result};
-use corro_transport::Secret;
+use corro_transport::secret::Secret;
 
 use super::exit::{self, complain};
 use crate::kubernetes::{Job, JobSecret, documents, names, objects};
