@@ -159,7 +159,7 @@ def train_and_tell(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     total = hvd.allreduce(np.full(4, hvd.rank() + 1.0), op=hvd.Sum, name="x")
     seat = (hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.size(), hvd.local_size(), hvd.cross_size())
-    theirs = (context.get_world_rank(), context.get_local_rank(), context.get_node_rank(), context.get_world_size())
+    theirs = (context.get_world_rank(), context.get_world_size())
     Path(config["folder"], f"rank{hvd.rank()}").write_text(f"{float(total[0])} {seat} {theirs}")
     ray.train.report({"total": float(total[0])})
     hvd.shutdown()

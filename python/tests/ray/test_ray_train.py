@@ -31,8 +31,9 @@ def fit(loop: Any, config: dict[str, Any], folder: Path, **more: Any) -> Any:
 def test_workers_of_a_trainer_are_ranks(ray_cluster: Any, tmp_path: Path) -> None:
     fit(functions.train_and_tell, {"folder": str(tmp_path)}, tmp_path)
     told = [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)]
-    # Corro's ranks are Ray Train's, on two nodes with a worker each.
-    assert told == ["3.0 (0, 0, 0, 2, 1, 2) (0, 0, 0, 2)", "3.0 (1, 0, 1, 2, 1, 2) (1, 0, 1, 2)"]
+    # Corro's ranks are Ray Train's, on two nodes with a worker each. (Ray Train tells nodes apart by address, and these two
+    # have the same; so its local ranks are others here, and only here.)
+    assert told == ["3.0 (0, 0, 0, 2, 1, 2) (0, 2)", "3.0 (1, 0, 1, 2, 1, 2) (1, 2)"]
 
 
 def test_workers_that_are_started_again_meet_again(ray_cluster: Any, tmp_path: Path) -> None:
