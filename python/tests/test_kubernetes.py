@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import socket
 import subprocess
+import sys
 from typing import Any
 
 import kubernetes_validate
@@ -67,3 +70,50 @@ def test_what_the_api_would_refuse_is_refused_here() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0
     assert "--memory" in done.stderr
+
+
+TRAIN = """
+import numpy as np, corro.numpy as hvd
+hvd.init()
+total = hvd.allreduce(np.full(2, hvd.rank() + 1.0), op=hvd.Sum, name="x")
+print("told", hvd.rank(), hvd.size(), float(total[0]), flush=True)
+hvd.shutdown()
+"""
+
+
+def pods(flags: str) -> list[dict[str, str]]:
+    """The variables of each pod, as Kubernetes would set them. Only the name of pod 0 in DNS is another one here."""
+    objects = manifest(flags)
+    secret, job = objects[0], objects[-1]
+    told = {"metadata.labels['batch.kubernetes.io/controller-uid']": "3f2a"}
+    variables = {}
+    for variable in job["spec"]["template"]["spec"]["containers"][0]["env"]:
+        source = variable.get("valueFrom", {})
+        if "secretKeyRef" in source:
+            assert source["secretKeyRef"]["name"] == secret["metadata"]["name"]
+            variables[variable["name"]] = secret["stringData"][source["secretKeyRef"]["key"]]
+        elif "fieldRef" in source:
+            variables[variable["name"]] = told[source["fieldRef"]["fieldPath"]]
+        else:
+            variables[variable["name"]] = variable["value"]
+    assert variables["MASTER_ADDR"] == "corro-0.corro"
+    count = job["spec"]["completions"]
+    with socket.create_server(("127.0.0.1", 0)) as server:  # this host may need the port that every pod has to itself
+        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    return [{**variables, **here, "JOB_COMPLETION_INDEX": str(index)} for index in range(count)]
+
+
+@pytest.mark.timeout(120)
+def test_what_pods_are_told_is_enough_to_become_a_job() -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TRAIN], env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True
+        )
+        for variables in pods("-n 3")
+    ]
+    try:
+        told = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert told == [f"told {rank} 3 6.0\n" for rank in range(3)]

@@ -62,10 +62,8 @@ mod tests {
 
     #[test]
     fn objects_read_as_people_write_them() {
-        let object =
-            json!({"kind": "Job", "spec": {"args": ["a", "7"], "n": 2, "none": {}, "list": [{"a": 1, "b": [true]}]}});
-        let text =
-            "kind: Job\nspec:\n  args:\n  - a\n  - \"7\"\n  list:\n  - a: 1\n    b:\n    - true\n  n: 2\n  none: {}\n";
+        let object = json!({"kind": "Job", "spec": {"args": ["a", "7"], "count": 2, "none": {}, "list": [{"a": 1, "b": [true]}]}});
+        let text = "kind: Job\nspec:\n  args:\n  - a\n  - \"7\"\n  count: 2\n  list:\n  - a: 1\n    b:\n    - true\n  none: {}\n";
         assert_eq!(documents(std::slice::from_ref(&object)), text);
         assert_eq!(documents(&[json!({"a": "x"}), json!({"b": "y"})]), "a: x\n---\nb: y\n");
     }
