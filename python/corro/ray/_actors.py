@@ -126,7 +126,7 @@ class Actors:
         self._last: Mapping[str, int] = {}
         self._is_silent = False
         self._stopping = threading.Event()
-        self._kind = ray.remote(_Home)
+        self._kind: Any = ray.remote(_Home)
         self._thread = threading.Thread(target=self._run, daemon=True, name="corro-ray")
         self.over = threading.Event()
         self.failure: str | None = None

@@ -40,7 +40,7 @@ class FixedJob:
         variables: Mapping[str, str],
     ) -> FixedJob:
         placement = Placement(shape, use_current_group, settings.placement_group_timeout_s)
-        actor = ray.remote(BaseHorovodWorker)
+        actor: Any = ray.remote(BaseHorovodWorker)
         count = shape.workers
         workers = [
             actor.options(**placement.options(rank)).remote(world_rank=rank, world_size=count) for rank in range(count)

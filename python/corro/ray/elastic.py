@@ -131,7 +131,7 @@ class ElasticRayExecutor:
             raise RuntimeError("the executor is not started: call start() first.")
         if ray.util.client.ray.is_connected():
             # Workers can't reach a program outside of the cluster: the launcher runs inside, and what it prints comes here.
-            inside = ray.remote(num_cpus=0, max_retries=0)(_run)
+            inside: Any = ray.remote(num_cpus=0, max_retries=0)(_run)
             return list(ray.get(inside.remote(self, cloudpickle.dumps((worker_fn, list(callbacks or ()))))))
         return self._run(worker_fn, list(callbacks or ()))
 

@@ -157,7 +157,7 @@ class RayExecutor:
         self.min_workers = min_workers
         self.max_workers = max_workers
         self._use_current = use_current_placement_group
-        self._elastic = {
+        self._elastic: dict[str, Any] = {
             "reset_limit": reset_limit,
             "cooldown_range": cooldown_range,
             "elastic_timeout": elastic_timeout,
