@@ -27,7 +27,7 @@ def needed(wanted: Mapping[str, int], present: Mapping[int, str], most: int | No
     The newest are let go first. `most` limits all together.
     """
     there = Counter(present.values())
-    stop = []
+    stop: list[int] = []
     for number in sorted(present, reverse=True):
         host = present[number]
         too_many = most is not None and len(present) - len(stop) > most

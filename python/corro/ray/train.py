@@ -61,7 +61,7 @@ class _CorroBackend(Backend):
     # A rank takes the GPU of its local rank, as programs for Horovod do.
     share_cuda_visible_devices = True
 
-    def on_start(self, worker_group: Any, backend_config: CorroConfig) -> None:
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
         nodes = worker_group.execute(_node)
         address, port = worker_group.execute_single(0, _place_to_meet)
         shared = meeting_place(address, port)
@@ -72,7 +72,7 @@ class _CorroBackend(Backend):
         ]
         ray.get(told, timeout=_ANSWER_SECONDS)
 
-    def on_shutdown(self, worker_group: Any, backend_config: CorroConfig) -> None:
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """Nothing: a worker that ends leaves its job in order by itself."""
 
 
