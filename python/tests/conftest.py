@@ -18,7 +18,7 @@ WITHOUT_FRAMEWORK = [
     "*test_jobs.py",
     "*test_watching.py",
     "*test_elastic*.py",
-    "*test_kubernetes.py",
+    *("*test_kubernetes.py", "*test_letters.py"),
 ]
 
 collect_ignore_glob = {
