@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +78,13 @@ class Coordinator:
         return {seat.rank: seat.variables() for seat in seats(self._in_order())}
 
     def establish_rendezvous(self, address: str | None = None, port: int | None = None) -> dict[str, str]:
-        """The variables that all ranks share: where rank 0 can be reached, and the secret of the job."""
-        return meeting_place(address or ray.util.get_node_ip_address(), port or 0)
+        """The variables that all ranks share: where rank 0 can be reached, and the secret of the job.
+
+        Without an address it is the host that rank 0 was registered with. Without a port it is one taken at random from those
+        that systems do not give away by themselves: nobody asks rank 0's node whether it is free.
+        """
+        port = port or secrets.choice(range(20_000, 30_000))
+        return meeting_place(address or self._hosts.get(0) or ray.util.get_node_ip_address(), port)
 
     def _in_order(self) -> list[str]:
         missing = [rank for rank in range(len(self._nodes)) if rank not in self._nodes]

@@ -35,6 +35,9 @@ def test_a_coordinator_wants_all_ranks() -> None:
     assert coordinator.node_id_string == "a:2,b:1"
     assert (coordinator.world_size, coordinator.hostnames) == (3, {"h1", "h2"})
     assert coordinator.finalize_registration()[2]["HOROVOD_CROSS_RANK"] == "1"
+    found = coordinator.establish_rendezvous()
+    assert found["MASTER_ADDR"] == "h1"
+    assert 20_000 <= int(found["MASTER_PORT"]) < 30_000
     shared = coordinator.establish_rendezvous("10.0.0.1", 1234)
     assert (shared["MASTER_ADDR"], shared["MASTER_PORT"]) == ("10.0.0.1", "1234")
     assert shared["CORRO_SECRET"] != coordinator.establish_rendezvous("10.0.0.1", 1234)["CORRO_SECRET"]
