@@ -80,8 +80,8 @@ class Coordinator:
     def establish_rendezvous(self, address: str | None = None, port: int | None = None) -> dict[str, str]:
         """The variables that all ranks share: where rank 0 can be reached, and the secret of the job.
 
-        Without an address it is the host that rank 0 was registered with. Without a port it is one taken at random from those
-        that systems do not give away by themselves: nobody asks rank 0's node whether it is free.
+        Without an address it is the host that rank 0 was registered with. Without a port it is one taken at random from
+        those that systems do not give away by themselves: nobody asks rank 0's node whether it is free.
         """
         port = port or secrets.choice(range(20_000, 30_000))
         return meeting_place(address or self._hosts.get(0) or ray.util.get_node_ip_address(), port)
