@@ -1,5 +1,7 @@
 //! Values of JSON as YAML that people can read. Whatever a parser could take for something else is quoted.
 
+use std::fmt::Write;
+
 use serde_json::Value;
 
 /// Several objects in one text, as `kubectl apply -f` takes it.
@@ -11,20 +13,22 @@ pub(crate) fn documents(objects: &[Value]) -> String {
 /// Lines of a value that is not written beside a key, each with its end.
 fn block(value: &Value, depth: usize) -> String {
     let indent = "  ".repeat(depth);
+    let mut text = String::new();
     match value {
         Value::Object(fields) if !fields.is_empty() => {
-            fields.iter().map(|(name, value)| format!("{indent}{}:{}", scalar(name), beside(value, depth))).collect()
+            for (name, field) in fields {
+                let _ = write!(text, "{indent}{}:{}", scalar(name), beside(field, depth));
+            }
         }
-        Value::Array(items) if !items.is_empty() => items
-            .iter()
-            .map(|item| {
-                let text = block(item, depth + 1);
+        Value::Array(items) if !items.is_empty() => {
+            for item in items {
                 // The first line of an item stands behind its dash.
-                format!("{indent}- {}", text.trim_start())
-            })
-            .collect(),
-        other => format!("{indent}{}\n", inline(other)),
+                let _ = write!(text, "{indent}- {}", block(item, depth + 1).trim_start());
+            }
+        }
+        other => text = format!("{indent}{}\n", inline(other)),
     }
+    text
 }
 
 /// A value behind the colon of its key.
@@ -65,7 +69,7 @@ mod tests {
         let object = json!({"kind": "Job", "spec": {"args": ["a", "7"], "count": 2, "none": {}, "list": [{"a": 1, "b": [true]}]}});
         let text = "kind: Job\nspec:\n  args:\n  - a\n  - \"7\"\n  count: 2\n  list:\n  - a: 1\n    b:\n    - true\n  none: {}\n";
         assert_eq!(documents(std::slice::from_ref(&object)), text);
-        assert_eq!(documents(&[json!({"a": "x"}), json!({"b": "y"})]), "a: x\n---\nb: y\n");
+        assert_eq!(documents(&[json!({"a": "x"}), json!({"b": "z"})]), "a: x\n---\nb: z\n");
     }
 
     #[test]
