@@ -18,7 +18,7 @@ myst_heading_anchors = 3
 default_role = "code"
 # `op: int = Average`, not `op: int = 0`; long signatures one argument a line.
 # Retired, and at home with an old numpy only: its pages are made without it.
-autodoc_mock_imports = ["mxnet"]
+autodoc_mock_imports = ["mxnet", "ray"]
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 100
 autodoc_member_order = "bysource"

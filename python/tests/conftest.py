@@ -12,21 +12,36 @@ os.environ.setdefault("CORRO_FLIGHT_RECORD_DIR", RECORDS.name)
 FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 
 # What no framework is needed for is tested with torch.
-WITHOUT_FRAMEWORK = ["*test_alone.py", "*test_rules.py", "*test_jobs.py", "*test_watching.py", "*test_elastic*.py"]
+WITHOUT_FRAMEWORK = [
+    "*test_alone.py",
+    "*test_rules.py",
+    "*test_jobs.py",
+    "*test_watching.py",
+    "*test_elastic*.py",
+    *("*test_kubernetes.py", "*test_letters.py"),
+]
 
 collect_ignore_glob = {
-    "torch": ["*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_mxnet*.py", "*test_spark*.py"],
-    "tensorflow": ["*test_torch*.py", "*test_jax*.py", "*test_mxnet*.py", "*spark/*", *WITHOUT_FRAMEWORK],
+    "torch": [
+        "*test_tensorflow*.py",
+        "*test_keras*.py",
+        "*test_jax*.py",
+        "*test_mxnet*.py",
+        "*test_spark*.py",
+        "*test_ray*.py",
+    ],
+    "tensorflow": ["*test_torch*.py", "*test_jax*.py", "*test_mxnet*.py", "*spark/*", "*ray/*", *WITHOUT_FRAMEWORK],
     "jax": [
-        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_mxnet*.py", "*spark/*"),
+        *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_mxnet*.py", "*spark/*", "*ray/*"),
         *WITHOUT_FRAMEWORK,
     ],
     "mxnet": [
         *("*test_torch*.py", "*test_tensorflow*.py", "*test_keras*.py", "*test_jax*.py", "*test_typing.py"),
-        *("*spark/*", *WITHOUT_FRAMEWORK),
+        *("*spark/*", "*ray/*", *WITHOUT_FRAMEWORK),
     ],
-    # Only its own folder is run.
+    # Only their own folders are run.
     "spark": [],
+    "ray": [],
 }[FRAMEWORK]
 
 

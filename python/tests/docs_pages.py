@@ -73,7 +73,7 @@ class Page:
 def set_up(page: Page, settings: str) -> None:
     for setting in settings.split():
         key, _, value = setting.partition("=")
-        if key == "framework" and value in {"none", "torch", "tensorflow", "jax", "mxnet", "spark"}:
+        if key == "framework" and value in {"none", "torch", "tensorflow", "jax", "mxnet", "spark", "ray"}:
             page.framework = value
         elif key == "ranks":
             page.ranks = int(value)

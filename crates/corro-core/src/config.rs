@@ -165,6 +165,8 @@ variables! {
         "The GPUs that Spark has given to this rank's task, with commas between them. Set by `corro.spark`.";
     SPARK_USE_LOCAL_RANK_GPU_INDEX = "CORRO_SPARK_USE_LOCAL_RANK_GPU_INDEX", horovod: Some("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX"), default: "0", kind: Kind::Flag,
         "1: estimators on Spark take the GPU of their local rank, and not the one that Spark has given to their task.";
+    RAY_FOLDER = "CORRO_RAY_FOLDER", horovod: None, default: "none", kind: Kind::Text,
+        "Where the actor that this rank lives in says how ranks are started. Set by `corro.ray`.";
     REMOTE_CORRO = "CORRO_REMOTE_CORRO", horovod: None, default: "the path of the one that is running", kind: Kind::Text,
         "The `corro` program on the other hosts.";
     REMOTE_SHELL = "CORRO_REMOTE_SHELL", horovod: None, default: "ssh", kind: Kind::Text,

@@ -11,6 +11,7 @@
 //! | [`allocation`] | what a batch system has given to the job this runs in (pure) |
 //! | `job`, `failure` | what a job is, and why one failed |
 //! | `culprit` | whose end made a job fail (pure) |
+//! | `kubernetes` | jobs on Kubernetes as objects of its API (pure) |
 //! | [`start`] | the ways to start an agent on a host |
 //! | `launcher`, `agent_process`, `event` | what all launchers share: the store, the output, the agents |
 //! | `fixed`, `lifecycle` | jobs of fixed size, and their decisions (pure) |
@@ -36,6 +37,7 @@ mod fixed;
 pub mod hosts;
 mod job;
 mod keyboard;
+mod kubernetes;
 mod launcher;
 mod lifecycle;
 mod local;

@@ -30,7 +30,9 @@ pub fn payload() -> Result<Vec<u8>> {
 
 /// In a rank: what [`crate::Outcome::results`] is to hold for it.
 pub fn give_result(bytes: &[u8]) -> Result<()> {
-    let alone = || Error::Usage("this process has no rank yet: in an elastic job, say which one it is".into());
+    let alone = || {
+        Error::Usage("this process has no rank: in an elastic job it gets one by init(), which its function must call before it returns".into())
+    };
     give_result_as(Place::from_env()?.ok_or_else(alone)?.rank, bytes)
 }
 

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from corro.spark._driver import Wanted, run_job
-from corro.spark._spark_job import active_context
+from corro import _native
+from corro._tasks.driver import Wanted, run_job
+from corro.spark._spark_job import KIND, SPARKS_PYTHON, active_context, driver_address, tasks_of
 
 __all__ = ["run", "run_elastic"]
 
@@ -62,19 +63,20 @@ def run(
     count = _count("num_proc", num_proc, int(context.defaultParallelism))
     wanted = Wanted(
         name="corro.spark.run",
+        kind=KIND,
         payload=cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))),
-        tasks=count,
+        command=[executable, "-m", "corro.runner.worker"] if executable else SPARKS_PYTHON,
         fewest=count,
+        most=count,
         is_elastic=False,
         flags=[f"--num-proc={count}", *_flags(verbose, nics, prefix_output_with_timestamp)],
         env=dict(env or {}),
         nics=_names(nics),
-        start_timeout=start_timeout,
-        executable=executable,
+        start_timeout=_start_timeout(start_timeout),
         stdout=stdout,
         stderr=stderr,
     )
-    return run_job(context, wanted)
+    return run_job(wanted, driver_address(context), tasks_of(context, count, is_elastic=False))
 
 
 def run_elastic(
@@ -125,19 +127,24 @@ def run_elastic(
         flags.append(f"--reset-limit={reset_limit}")
     wanted = Wanted(
         name="corro.spark.run_elastic",
+        kind=KIND,
         payload=cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))),
-        tasks=most,
+        command=SPARKS_PYTHON,
         fewest=fewest,
+        most=most,
         is_elastic=True,
         flags=[*flags, *_flags(verbose, nics, prefix_output_with_timestamp)],
         env=dict(env or {}),
         nics=_names(nics),
-        start_timeout=start_timeout,
-        executable=None,
+        start_timeout=_start_timeout(start_timeout),
         stdout=stdout,
         stderr=stderr,
     )
-    return run_job(context, wanted)
+    return run_job(wanted, driver_address(context), tasks_of(context, most, is_elastic=True))
+
+
+def _start_timeout(given: float | None) -> float:
+    return float(_native.setting("SPARK_START_TIMEOUT") or 600) if given is None else float(given)
 
 
 def _count(name: str, given: int | None, default: int) -> int:

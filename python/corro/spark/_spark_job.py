@@ -8,14 +8,22 @@ on a command line, so no event log and no page of Spark's has it.
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from corro.spark._task import Place, serve
+from corro._tasks.driver import Calls
+from corro._tasks.messages import Kind
+from corro._tasks.task import Identity, Place, modules, serve
 
-__all__ = ["SparkJob", "active_context", "slots"]
+__all__ = ["KIND", "SPARKS_PYTHON", "SparkJob", "active_context", "driver_address", "tasks_of"]
+
+KIND = Kind("Spark", "task", "executor")
+# Ranks are started by the Python of Spark's workers, which the task knows.
+SPARKS_PYTHON = ["/bin/sh", "-c", 'exec "$PYSPARK_PYTHON" -m corro.runner.worker']
 
 _numbers = itertools.count()
 
@@ -75,6 +83,13 @@ class SparkJob:
             with suppress(Exception):  # the context may be stopped
                 self._context.cancelJobsWithTag(self._group)
 
+    def too_few(self, fewest: int, seconds: float, addresses: str) -> str:
+        return (
+            f"Spark has not started {fewest} tasks within {seconds:g} s; {_slots(self._context)}. "
+            "Give a smaller num_proc, wait for other stages and applications to end, or raise start_timeout. If a stage "
+            f"of this job holds slots, its tasks can't reach the driver at {addresses}: open it to executors."
+        )
+
     def finish(self, seconds: float) -> None:
         """Waits for its end, so that its slots are free again, and cancels it if that takes too long."""
         if not self.over.wait(seconds):
@@ -87,10 +102,36 @@ class SparkJob:
 def _partition(place: Place, key: Any) -> Callable[[Iterable[int]], Iterator[int]]:
     def hold(rows: Iterable[int]) -> Iterator[int]:
         for index in rows:
-            serve(place, key.value, index)
+            _serve(place, key.value, index)
             yield index
 
     return hold
+
+
+def _serve(place: Place, key: bytes, index: int) -> None:
+    """In a task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    attempt = context.attemptNumber() if context is not None else 0
+    # What Spark calls this executor, as far as that is known here: the end of the name of its folder.
+    executor = os.path.basename(os.getcwd())
+    serve(place, key, Identity(index, attempt, executor), _environment(_devices(context)))
+
+
+def _devices(context: Any) -> list[str]:
+    """The GPUs that Spark has given to this task."""
+    resources = context.resources() if context is not None else {}
+    return list(resources["gpu"].addresses) if "gpu" in resources else []
+
+
+def _environment(devices: list[str]) -> dict[str, str]:
+    """What ranks start with: what this task has, and its ways to find modules (`--py-files` among them)."""
+    given = {"CORRO_SPARK_DEVICES": ",".join(devices)} if devices else {}
+    # Between a worker of Spark and its JVM; ranks are neither.
+    private = ("PYTHON_WORKER_FACTORY_", "PYTHON_UNIX_DOMAIN_", "SPARK_AUTH_")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(private)}
+    return {**own, **modules(), "PYSPARK_PYTHON": sys.executable, **given}
 
 
 def _reason(error: Exception) -> str:
@@ -120,7 +161,21 @@ def active_context() -> Any:
     return context
 
 
-def slots(context: Any) -> str:
+def driver_address(context: Any) -> str:
+    """By which executors know the driver."""
+    return str(context.getConf().get("spark.driver.host", "localhost"))
+
+
+def tasks_of(context: Any, count: int, is_elastic: bool) -> Callable[[Calls], SparkJob]:
+    """What makes the Spark job of a job."""
+
+    def make(calls: Calls) -> SparkJob:
+        return SparkJob(context, count, calls.launcher, calls.key, is_elastic, calls.ended)
+
+    return make
+
+
+def _slots(context: Any) -> str:
     """How many tasks this application can run at once, and who holds its slots, in a sentence."""
     try:
         scala = context._jsc.sc()

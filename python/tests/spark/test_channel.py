@@ -10,24 +10,24 @@ import time
 
 import pytest
 
-from corro.spark import _channel
+from corro._tasks import channel as channels
 
 KEY = bytes(range(32))
 
 
-def pair(key: bytes = KEY) -> tuple[_channel.Channel, _channel.Channel]:
+def pair(key: bytes = KEY) -> tuple[channels.Channel, channels.Channel]:
     """A client's channel and a server's."""
     listener = socket.create_server(("127.0.0.1", 0))
-    accepted: list[_channel.Channel] = []
+    accepted: list[channels.Channel] = []
 
     def serve() -> None:
         with contextlib.suppress(OSError):
-            accepted.append(_channel.accept(listener.accept()[0], KEY))
+            accepted.append(channels.accept(listener.accept()[0], KEY))
 
     server = threading.Thread(target=serve)
     server.start()
     try:
-        client = _channel.connect([listener.getsockname()], key, time.monotonic() + 2)
+        client = channels.connect([listener.getsockname()], key, time.monotonic() + 2)
     finally:
         listener.close()
         server.join()
@@ -36,7 +36,7 @@ def pair(key: bytes = KEY) -> tuple[_channel.Channel, _channel.Channel]:
 
 def test_messages_of_all_sizes_arrive_whole_both_ways() -> None:
     client, server = pair()
-    for length in (0, 1, 31, 4096, _channel.MOST):
+    for length in (0, 1, 31, 4096, channels.MOST):
         message = os.urandom(length)
         sender = threading.Thread(target=client.send, args=(message,))
         sender.start()
@@ -57,14 +57,14 @@ def test_nothing_can_be_read_changed_repeated_or_left_out_on_the_way() -> None:
     secret = b"s" * 32
     for attack in ("nothing", "changed", "repeated", "left out"):
         one, wire = socket.socketpair()
-        sender = _channel.Channel(one, secret, is_client=True)
+        sender = channels.Channel(one, secret, is_client=True)
         frames = []
         for message in (b"the first message", b"the second message"):
             sender.send(message)
             frames.append(wire.recv(1 << 16))
             assert message not in frames[-1]
         away, there = socket.socketpair()
-        receiver = _channel.Channel(there, secret, is_client=False)
+        receiver = channels.Channel(there, secret, is_client=False)
         if attack == "changed":
             frames[0] = frames[0][:6] + bytes([frames[0][6] ^ 1]) + frames[0][7:]
         away.sendall({"repeated": frames[0] * 2, "left out": frames[1]}.get(attack, b"".join(frames)))
@@ -79,14 +79,14 @@ def test_a_length_that_is_too_long_is_refused_before_it_is_read() -> None:
     away, there = socket.socketpair()
     away.sendall((1 << 31).to_bytes(4, "big"))
     with pytest.raises(OSError, match="are the most"):
-        _channel.Channel(there, KEY, is_client=False).receive()
+        channels.Channel(there, KEY, is_client=False).receive()
 
 
 def test_a_stranger_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_channel, "_HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(channels, "_HANDSHAKE_SECONDS", 0.2)
     _silent, there = socket.socketpair()
     with pytest.raises(TimeoutError):
-        _channel.accept(there, KEY)
+        channels.accept(there, KEY)
 
 
 def test_a_driver_that_can_t_be_reached_is_named() -> None:
@@ -94,4 +94,4 @@ def test_a_driver_that_can_t_be_reached_is_named() -> None:
     address = closed.getsockname()
     closed.close()
     with pytest.raises(OSError, match=rf"can't be reached from .*127.0.0.1:{address[1]}"):
-        _channel.connect([address], KEY, time.monotonic() + 0.3)
+        channels.connect([address], KEY, time.monotonic() + 0.3)

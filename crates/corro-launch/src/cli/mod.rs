@@ -22,6 +22,7 @@ mod flags;
 mod handover;
 mod jobs;
 mod knobs;
+mod kubernetes;
 mod program;
 mod request;
 mod script;
@@ -71,6 +72,7 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
         "report" => watching::report(rest),
         "timeline" => timeline::main(rest),
         "slurm" => slurm_script::main(rest),
+        "k8s" => kubernetes::main(rest),
         "doctor" => doctor::main(rest, agent),
         "agent" => match crate::agent::Home::understand(rest).and_then(crate::agent::serve) {
             Ok(code) => code as u8,

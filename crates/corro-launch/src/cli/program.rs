@@ -10,12 +10,12 @@ use clap_complete::Shell;
 
 use super::exit::{self, USAGE_ERROR};
 use super::knobs::LEVELS;
-use super::{doctor, flags, jobs, slurm_script, timeline, watching};
+use super::{doctor, flags, jobs, kubernetes, slurm_script, timeline, watching};
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// What there is help for.
-const COMMANDS: [&str; 11] =
-    ["run", "ps", "top", "stacks", "record", "page", "report", "timeline", "doctor", "slurm", "completion"];
+const COMMANDS: [&str; 12] =
+    ["run", "ps", "top", "stacks", "record", "page", "report", "timeline", "doctor", "slurm", "k8s", "completion"];
 
 /// The commands and their flags.
 pub fn program() -> Command {
@@ -45,6 +45,7 @@ pub fn program() -> Command {
         .subcommand(timeline::command().name("timeline"))
         .subcommand(doctor::command().name("doctor").mut_arg("hostfile", file).mut_arg("ssh-identity-file", file))
         .subcommand(slurm_script::command().name("slurm"))
+        .subcommand(kubernetes::command().name("k8s"))
         .subcommand(completion_command().name("completion"))
         .subcommand(
             Command::new("help").about("Shows the flags of a command").arg(Arg::new("command").value_parser(COMMANDS)),
@@ -78,6 +79,7 @@ pub(super) fn help(words: &[OsString]) -> u8 {
         Some("timeline") => timeline::command(),
         Some("doctor") => doctor::command(),
         Some("slurm") => slurm_script::command(),
+        Some("k8s") => kubernetes::command(),
         Some("completion") => completion_command(),
         Some(other) => return unknown(other),
     };

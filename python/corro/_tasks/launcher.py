@@ -1,8 +1,8 @@
-"""The launcher of a job on Spark, a process of its own beside the driver: `python -m corro.spark._launcher FD`.
+"""The launcher of a job in tasks, a process of its own beside the driver: `python -m corro._tasks.launcher FD`.
 
 It is apart from the driver so that what ranks write can go to any file-like object there, so that Ctrl-C means one thing in
 each of both, and so that a driver that is killed takes its job with it. The driver talks to it through `FD`: first a
-`Request`, then what becomes of the Spark job. It answers with tuples: `("ready",)`, `("over", Ended)`.
+`Request`, then what becomes of the tasks. It answers with tuples: `("ready",)`, `("told", letter)`, `("over", Ended)`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from typing import Any
 
 from corro import _native
 from corro._command import program
-from corro.spark._messages import Ended, Request
-from corro.spark._switchboard import Switchboard, Task
+from corro._tasks.messages import Ended, LetGo, Request
+from corro._tasks.switchboard import Switchboard, Task
 
 # How long the loss of a task is waited for when the launcher has already lost its host, or the other way round.
 _TOGETHER_SECONDS = 1.0
+# How long an elastic job with enough tasks waits for the others: those that come together begin together.
+_GATHER_SECONDS = 2.0
 
 
 class _Launcher:
@@ -32,9 +34,13 @@ class _Launcher:
         self._request = request
         self._driver = driver
         self._woken = threading.Event()
-        self._spark_ended: str | None = None
+        self._tasks_ended: str | None = None
+        # From then on the driver may close its end.
+        self._is_over = False
+        # Letters of ranks come in threads of their own.
+        self._answering = threading.Lock()
         listener = socket.socket(fileno=request.listener)
-        self._board = Switchboard(listener, request.key, self._on_change)
+        self._board = Switchboard(listener, request.key, request.kind, self._on_change, self._on_letter)
         self._hosts_file = self._board.folder() / "hosts"
         self._ranks: dict[str, int] = {}
         self._board.start()
@@ -43,10 +49,9 @@ class _Launcher:
     def run(self) -> Ended:
         try:
             if not self._wait_for_tasks():
-                return Ended(
-                    failure=(f"the Spark job has ended before all tasks were there: {self._spark_ended}", None)
-                )
-            self._driver.send(("ready",))
+                told = f"{self._request.kind.system} has ended before all {self._request.kind.noun}s were there"
+                return Ended(failure=(f"{told}: {self._tasks_ended}", None))
+            self.answer("ready")
             results, failure = _native.start_job(
                 {
                     "flags": [*self._request.flags, *self._placement()],
@@ -56,6 +61,7 @@ class _Launcher:
                     "variables": list(self._request.variables),
                 }
             )
+            self._is_over = True
             return Ended(results, failure, self._lost() if failure is not None else ())
         finally:
             self._board.close()
@@ -69,17 +75,21 @@ class _Launcher:
         return [f"--hosts={','.join(f'{task.address}:1' for task in ordered)}", *shell]
 
     def _wait_for_tasks(self) -> bool:
-        """False if there will never be enough: the Spark job is over."""
+        """False if there will never be enough: no more will come."""
         while len(self._board.tasks()) < self._request.fewest:
-            if self._spark_ended is not None:
+            if self._tasks_ended is not None:
                 return False
             self._woken.wait(1.0)
+            self._woken.clear()
+        until = time.monotonic() + _GATHER_SECONDS
+        while len(self._board.tasks()) < self._request.most and time.monotonic() < until:
+            self._woken.wait(0.1)
             self._woken.clear()
         return True
 
     def _lost(self) -> list[tuple[int, int | None, str]]:
         until = time.monotonic() + _TOGETHER_SECONDS
-        while not self._board.lost() and self._spark_ended is None and time.monotonic() < until:
+        while not self._board.lost() and self._tasks_ended is None and time.monotonic() < until:
             self._woken.wait(0.05)
             self._woken.clear()
         return [(task.index, self._ranks.get(task.name), task.host) for task in self._board.lost()]
@@ -92,14 +102,26 @@ class _Launcher:
             new.replace(self._hosts_file)  # at once: nobody reads half of it
         self._woken.set()
 
+    def _on_letter(self, letter: bytes) -> None:
+        self.answer("told", letter)
+
+    def answer(self, *what: Any) -> None:
+        with self._answering:
+            self._driver.send(what)
+
     def _listen(self) -> None:
-        """To the driver: what became of the Spark job. If the driver is gone, so is the job."""
+        """To the driver: what became of the tasks. If the driver is gone, so is the job."""
         try:
             while True:
-                self._spark_ended = str(self._driver.recv())
+                word: Any = self._driver.recv()
+                if isinstance(word, LetGo):
+                    self._board.let_go(word.index)
+                else:
+                    self._tasks_ended = str(word)
                 self._woken.set()
         except (EOFError, OSError):
-            _thread.interrupt_main()
+            if not self._is_over:
+                _thread.interrupt_main()
 
 
 def by_machine(tasks: Sequence[Task]) -> list[Task]:

@@ -1,5 +1,5 @@
-"""A connection between the launcher of a job on Spark and its tasks: both prove that they know the job's key, and nobody on
-the way can read, change, repeat or drop a message unnoticed.
+"""A connection between the launcher of a job and the tasks it lives in: both prove that they know the job's key, and nobody
+on the way can read, change, repeat or drop a message unnoticed.
 
     client  ->  magic, client nonce
     client  <-  server nonce, HMAC(key, "server", nonces)
@@ -8,7 +8,7 @@ the way can read, change, repeat or drop a message unnoticed.
 Then messages, each as its length, its bytes under a keystream, and a MAC over its number and those bytes (encrypt, then
 authenticate). Keys are derived from the job's key and both nonces, two for each direction, so they are fresh for each
 connection; the keystream of a message is SHAKE-256 of its key and the message's number, which is never used twice. Only the
-standard library is needed, since tasks run where nothing but Corro and Spark is installed.
+standard library is needed, since tasks run where nothing but Corro and its host is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import suppress
 
 __all__ = ["MOST", "Channel", "accept", "connect", "keep_alive"]
 
-_MAGIC = b"corro-spark-1\n"
+_MAGIC = b"corro-tasks-1\n"
 _NONCE = 32
 _TAG = 32
 _HEAD = struct.Struct(">I")
@@ -148,7 +148,7 @@ def accept(connection: socket.socket, key: bytes) -> Channel:
         connection.settimeout(_HANDSHAKE_SECONDS)
         hello = _read(connection, len(_MAGIC) + _NONCE)
         if hello is None or not hello.startswith(_MAGIC):
-            raise OSError("this is not a task of a Corro job on Spark, or one of another release")
+            raise OSError("this is not a task of a Corro job, or one of another release")
         nonce = os.urandom(_NONCE)
         nonces = hello[len(_MAGIC) :] + nonce
         connection.sendall(nonce + _proof(key, b"server", nonces))

@@ -5,22 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Ended", "Request"]
+__all__ = ["Ended", "Kind", "LetGo", "Request"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tasks are called where they live: `Spark`'s `task` in an `executor`, `Ray`'s `actor` on a `node`."""
+
+    system: str
+    noun: str
+    place: str
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run, on how many tasks, of which `fewest` must be there before it begins."""
+    """What is to be run, how many tasks must be there before it begins, and how many are waited for a little."""
 
     key: bytes = field(repr=False)  # errors and logs are no place for it
     listener: int
-    tasks: int
+    kind: Kind
     fewest: int
+    most: int
     is_elastic: bool
     flags: Sequence[str]
     command: Sequence[str]
     payload: bytes = field(repr=False)
     variables: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class LetGo:
+    """A task that is to leave the job: its ranks are asked to, and nobody is put there again."""
+
+    index: int
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Where the tasks of a job on Spark call in, and where the launcher's relays are joined to the agents that run in them.
+"""Where the tasks of a job call in, and where the launcher's relays are joined to the agents that run in them.
 
-    relay  --Unix socket-->  switchboard  <--channels--  task: one connection for orders, one for each agent
+    relay  --Unix socket-->  switchboard  <--channels--  task: one connection for orders, one for each agent and letter
 
 Owns the connections and their threads. Decides nothing about ranks: who is there is told by `tasks`, and whoever waits for a
 change is woken.
@@ -23,7 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corro.spark import _channel, _relay
+from corro._tasks import channel as channels
+from corro._tasks import relay as relays
+from corro._tasks.messages import Kind
+from corro._tasks.post import HELLO as LETTERS
 
 __all__ = ["Switchboard", "Task"]
 
@@ -38,9 +41,10 @@ class Task:
     index: int
     attempt: int
     host: str
-    executor: str
-    channel: _channel.Channel
+    place: str
+    channel: channels.Channel
     lost_at: float | None = None
+    leaving: bool = False
     ended: bool = False
 
     @property
@@ -61,15 +65,26 @@ class _Awaited:
     """An agent's connection that a relay waits for."""
 
     came: threading.Event = field(default_factory=threading.Event)
-    channel: _channel.Channel | None = None
+    channel: channels.Channel | None = None
 
 
 class Switchboard:
-    """Listens from `start` to `close`. `changed` is called, in any thread, whenever a task has come or is gone."""
+    """Listens from `start` to `close`. In any thread, `changed` is called whenever a task has come or is gone, and `told`
+    with the letters of ranks.
+    """
 
-    def __init__(self, listener: socket.socket, key: bytes, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        kind: Kind,
+        changed: Callable[[], None],
+        told: Callable[[bytes], None],
+    ) -> None:
         self._key = key
+        self._kind = kind
         self._changed = changed
+        self._told = told
         self._lock = threading.Lock()
         # Held while somebody is told of a change, so that nobody is once all is over.
         self._telling = threading.Lock()
@@ -79,7 +94,7 @@ class Switchboard:
         self._agents: dict[int, _Awaited] = {}
         self._numbers = itertools.count()
         self._closing = False
-        self._folder = tempfile.TemporaryDirectory(prefix="corro-spark-")  # for its user only
+        self._folder = tempfile.TemporaryDirectory(prefix="corro-tasks-")  # for its user only
         self._relays = socket.socket(socket.AF_UNIX)
         self._relays.bind(os.path.join(self._folder.name, "relays"))
         self._relays.listen(1024)
@@ -91,9 +106,16 @@ class Switchboard:
             _thread(self._accept, server, serve)
 
     def tasks(self) -> list[Task]:
-        """Those that are there, by index."""
+        """Those that are there to stay, by index."""
         with self._lock:
-            return sorted(self._tasks.values(), key=lambda task: task.index)
+            return sorted((task for task in self._tasks.values() if not task.leaving), key=lambda task: task.index)
+
+    def let_go(self, index: int) -> None:
+        """A task counts no more. Its agents stay until their ranks have left."""
+        with self._lock:
+            if index in self._tasks:
+                self._tasks[index].leaving = True
+        self._tell()
 
     def lost(self) -> list[Task]:
         """Those that are gone although nobody had told them to end, first ones first."""
@@ -106,8 +128,8 @@ class Switchboard:
 
     def remote_shell(self) -> str:
         """A program for `--remote-shell`."""
-        path = self.folder() / "spark"
-        relay = [sys.executable, "-I", "-S", _relay.__file__, os.path.join(self._folder.name, "relays")]
+        path = self.folder() / "shell"
+        relay = [sys.executable, "-I", "-S", relays.__file__, os.path.join(self._folder.name, "relays")]
         path.write_text(f'#!/bin/sh\nexec {shlex.join(relay)} "$1"\n', encoding="utf-8")
         path.chmod(0o700)
         return str(path)
@@ -138,23 +160,25 @@ class Switchboard:
     def _greet(self, connection: socket.socket) -> None:
         try:
             peer = connection.getpeername()[0]
-            channel = _channel.accept(connection, self._key)
+            channel = channels.accept(connection, self._key)
             first = channel.receive()
         except OSError as error:
-            _say(f"refused a connection of {peer}: {error}")
+            self._say(f"refused a connection of {peer}: {error}")
             return
         hello = json.loads(first) if first is not None else {}
         if "agent" in hello:
             self._take_agent(int(hello["agent"]), channel)
+        elif LETTERS in hello:
+            self._take_letter(channel)
         elif "task" in hello:
             self._follow(self._take_task(hello, channel))
         else:
             channel.close()
 
-    def _take_task(self, hello: dict[str, Any], channel: _channel.Channel) -> Task:
+    def _take_task(self, hello: dict[str, Any], channel: channels.Channel) -> Task:
         with self._lock:
             host = self._machine(str(hello["host"]), str(hello["machine"]))
-            task = Task(int(hello["task"]), int(hello["attempt"]), host, str(hello["executor"]), channel)
+            task = Task(int(hello["task"]), int(hello["attempt"]), host, str(hello["place"]), channel)
             before = self._tasks.get(task.index)
             if before is not None and before.attempt > task.attempt:
                 channel.close()
@@ -184,19 +208,27 @@ class Switchboard:
             while task.channel.receive() is not None:
                 pass
         except OSError as error:
-            _say(f"{task.name} on {task.host}: {error}")
+            self._say(f"{task.name} on {task.host}: {error}")
         task.channel.close()
         with self._lock:
             task.lost_at = time.monotonic()
             if self._tasks.get(task.index) is task:
                 del self._tasks[task.index]
-                if not task.ended:
+                if not task.ended and not task.leaving:
                     self._lost.append(task)
         self._tell()
 
+    def _take_letter(self, channel: channels.Channel) -> None:
+        with suppress(OSError):  # whoever has sent it is told so
+            letter = channel.receive()
+            if letter is not None:
+                self._told(letter)
+                channel.send(b"")
+        channel.close()
+
     # Relays and agents.
 
-    def _take_agent(self, number: int, channel: _channel.Channel) -> None:
+    def _take_agent(self, number: int, channel: channels.Channel) -> None:
         with self._lock:
             awaited = self._agents.pop(number, None)
         if awaited is None:
@@ -211,7 +243,7 @@ class Switchboard:
         task = next((task for task in self.tasks() if task.address == address), None)
         agent = self._agent(task) if task is not None else None
         if task is None or agent is None:
-            _pass(relay, _relay.ERROR, f"Spark's task {address} is gone\n".encode())
+            _pass(relay, relays.ERROR, f"{self._noun()} {address} is gone\n".encode())
             relay.close()
             return
         _thread(self._pass_orders, relay, agent)
@@ -219,14 +251,14 @@ class Switchboard:
             while (report := agent.receive()) is not None:
                 _pass(relay, report[:1], report[1:])
         except OSError as error:
-            _say(f"{task.name} on {task.host}: {error}")
+            self._say(f"{task.name} on {task.host}: {error}")
         agent.close()
-        if not task.ended:
-            where = f"Spark's task {task.index} on {task.host} (executor {task.executor})"
-            _pass(relay, _relay.ERROR, f"{where} is gone, or has lost its connection to the driver\n".encode())
+        if not task.ended and not task.leaving:
+            where = f"{self._noun()} {task.index} on {task.host} ({self._kind.place} {task.place})"
+            _pass(relay, relays.ERROR, f"{where} is gone, or has lost its connection to the driver\n".encode())
         relay.close()
 
-    def _agent(self, task: Task) -> _channel.Channel | None:
+    def _agent(self, task: Task) -> channels.Channel | None:
         awaited = _Awaited()
         with self._lock:
             number = next(self._numbers)
@@ -241,7 +273,13 @@ class Switchboard:
                 return None
         return awaited.channel
 
-    def _pass_orders(self, relay: socket.socket, agent: _channel.Channel) -> None:
+    def _noun(self) -> str:
+        return f"{self._kind.system}'s {self._kind.noun}"
+
+    def _say(self, text: str) -> None:
+        print(f"corro.{self._kind.system.lower()}: {text}", file=sys.stderr, flush=True)
+
+    def _pass_orders(self, relay: socket.socket, agent: channels.Channel) -> None:
         try:
             while order := relay.recv(1 << 16):
                 agent.send(order)
@@ -256,8 +294,4 @@ def _pass(relay: socket.socket, kind: bytes, text: bytes) -> None:
 
 
 def _thread(target: Callable[..., None], *args: Any) -> None:
-    threading.Thread(target=target, args=args, daemon=True, name="corro-spark").start()
-
-
-def _say(text: str) -> None:
-    print(f"corro.spark: {text}", file=sys.stderr, flush=True)
+    threading.Thread(target=target, args=args, daemon=True, name="corro-tasks").start()

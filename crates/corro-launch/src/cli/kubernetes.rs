@@ -1,0 +1,164 @@
+//! `corro k8s manifest`: a job for Kubernetes, to be read, changed and given to `kubectl apply -f -`.
+
+use std::ffi::OsString;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use corro_core::config::MAX_RANKS;
+use corro_core::{Error, Result};
+use corro_transport::secret::Secret;
+
+use super::exit::{self, complain};
+use crate::kubernetes::{Job, JobSecret, documents, names, objects};
+
+pub(super) fn command() -> Command {
+    let value = |name: &'static str, shape: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(shape).action(ArgAction::Set).help(help)
+    };
+    let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
+    let manifest = Command::new("manifest")
+        .about("Prints a job (Secret, Service, Indexed Job) for `kubectl apply -f -`")
+        .disable_version_flag(true)
+        .args([
+            value("num-proc", "N", "How many ranks, a pod each").short('n').visible_alias("np").required(true),
+            value("image", "IMAGE", "The image, with your program and Corro").required(true),
+            value("name", "NAME", "The job's name").default_value("corro"),
+            value("namespace", "NAME", "The namespace [the one that kubectl uses]"),
+            value("cpus", "AMOUNT", "CPUs of each rank, as in 4 or 500m"),
+            value("memory", "AMOUNT", "Memory of each rank, as in 8Gi"),
+            value("gpus-per-rank", "N", "GPUs of each rank (nvidia.com/gpu)").default_value("0"),
+            value("shm-size", "AMOUNT", "The most that /dev/shm holds").default_value("1Gi"),
+            value("env", "NAME=VALUE", "A variable for all ranks; may be given several times")
+                .action(ArgAction::Append),
+            value("node-selector", "LABEL=VALUE", "Only nodes with this label; may be given several times")
+                .action(ArgAction::Append),
+            value("secret", "NAME", "A Secret that is there, with 64 hexadecimal digits under `secret` [a new one]"),
+            value("run-as-user", "ID", "The user in the pods [the image's, which must not be root]"),
+            value("image-pull-policy", "POLICY", "When the image is pulled").value_parser([
+                "Always",
+                "IfNotPresent",
+                "Never",
+            ]),
+            value("priority-class", "NAME", "The pods' priority class"),
+            value("queue", "NAME", "Kueue's local queue that the job waits in"),
+            value("time", "SECONDS", "The time limit of the job"),
+            flag("read-only-root", "Ranks can write to /tmp and /dev/shm only"),
+            flag("network-policy", "Only pods of the job may connect to its pods (where the cluster enforces that)"),
+        ])
+        .arg(
+            Arg::new("command")
+                .num_args(1..)
+                .required(true)
+                .trailing_var_arg(true)
+                .allow_hyphen_values(true)
+                .help("What to run in each pod, as in `python train.py`"),
+        );
+    Command::new("corro k8s")
+        .about("For Kubernetes")
+        .disable_version_flag(true)
+        .subcommand_required(true)
+        .subcommand(manifest)
+}
+
+/// `corro k8s ...`.
+pub(super) fn main(words: &[OsString]) -> u8 {
+    let matches = match command().no_binary_name(true).try_get_matches_from(words) {
+        Ok(matches) => matches,
+        Err(e) => return exit::show(&e),
+    };
+    let Some(("manifest", matches)) = matches.subcommand() else { return exit::USAGE_ERROR };
+    match Secret::random().and_then(|secret| understand(matches, &secret)) {
+        Ok(job) => {
+            print!("{}", documents(&objects(&job)));
+            0
+        }
+        Err(e) => complain("corro k8s manifest", &e),
+    }
+}
+
+/// The job that was asked for. It has this secret, unless a Secret was named.
+fn understand(matches: &ArgMatches, secret: &Secret) -> Result<Job> {
+    let text = |name: &str| matches.get_one::<String>(name).cloned();
+    let all = |name: &str| matches.get_many::<String>(name).unwrap_or_default().cloned().collect::<Vec<_>>();
+    let pairs = |name: &str| all(name).iter().map(|text| names::pair(name, text)).collect::<Result<Vec<_>>>();
+    let amount = |name: &str| text(name).map(|text| names::quantity(name, &text)).transpose();
+    let object = |name: &str| text(name).map(|text| names::object_name(name, &text)).transpose();
+    let ranks = number(matches, "num-proc")?.unwrap_or(0);
+    if !(1..=MAX_RANKS).contains(&ranks) {
+        return Err(Error::Usage(format!("--num-proc is {ranks}: give 1 to {MAX_RANKS}")));
+    }
+    Ok(Job {
+        name: names::job_name("name", &text("name").unwrap_or_default())?,
+        namespace: object("namespace")?,
+        image: text("image").unwrap_or_default(),
+        command: all("command"),
+        ranks: ranks as usize,
+        secret: object("secret")?.map_or_else(|| JobSecret::Made(secret.to_hex()), JobSecret::There),
+        cpus: amount("cpus")?,
+        memory: amount("memory")?,
+        gpus: number(matches, "gpus-per-rank")?.unwrap_or(0) as usize,
+        shared_memory: amount("shm-size")?.unwrap_or_default(),
+        variables: pairs("env")?,
+        node_selector: pairs("node-selector")?,
+        user: user(matches)?,
+        read_only_root: matches.get_flag("read-only-root"),
+        pull_policy: text("image-pull-policy"),
+        priority_class: object("priority-class")?,
+        queue: object("queue")?,
+        seconds: number(matches, "time")?,
+        network_policy: matches.get_flag("network-policy"),
+    })
+}
+
+fn number(matches: &ArgMatches, name: &str) -> Result<Option<u64>> {
+    let parse = |text: &String| {
+        text.parse().map_err(|_| Error::Usage(format!("--{name} is {text:?}, which is not a whole number")))
+    };
+    matches.get_one::<String>(name).map(parse).transpose()
+}
+
+fn user(matches: &ArgMatches) -> Result<Option<u32>> {
+    match number(matches, "run-as-user")? {
+        Some(0) => Err(Error::Usage("--run-as-user is 0: ranks do not run as root".into())),
+        Some(id) => u32::try_from(id).map(Some).map_err(|_| Error::Usage(format!("--run-as-user is {id}: too large"))),
+        None => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(line: &str) -> Result<Job> {
+        let matches = command().no_binary_name(true).try_get_matches_from(line.split_whitespace()).unwrap();
+        understand(matches.subcommand().unwrap().1, &Secret::from_bytes([7; 32]))
+    }
+
+    #[test]
+    fn flags_become_a_job_and_the_command_keeps_its_own() {
+        let job =
+            asked("manifest -n 4 --image i --gpus-per-rank 1 --env A=1 --env B=2 python train.py --name x").unwrap();
+        assert_eq!((job.ranks, job.gpus, job.name.as_str(), job.shared_memory.as_str()), (4, 1, "corro", "1Gi"));
+        assert_eq!(job.command, ["python", "train.py", "--name", "x"]);
+        assert_eq!(job.variables.len(), 2);
+        assert!(matches!(job.secret, JobSecret::Made(digits) if digits == "07".repeat(32)));
+        let job = asked("manifest --np 1 --image i --secret ours --time 60 true").unwrap();
+        assert!(matches!(job.secret, JobSecret::There(name) if name == "ours"));
+        assert_eq!(job.seconds, Some(60));
+    }
+
+    #[test]
+    fn what_kubernetes_would_refuse_is_refused_with_the_flags_name() {
+        for (flags, named) in [
+            ("-n 0", "--num-proc"),
+            ("-n x", "--num-proc"),
+            ("-n 2 --name A", "--name"),
+            ("-n 2 --memory 4GB", "--memory"),
+            ("-n 2 --env A", "--env"),
+            ("-n 2 --queue a/b", "--queue"),
+            ("-n 2 --run-as-user 0", "--run-as-user"),
+        ] {
+            let error = asked(&format!("manifest {flags} --image i true")).err().unwrap().to_string();
+            assert!(error.contains(named), "{flags}: {error}");
+        }
+    }
+}
