@@ -93,6 +93,7 @@ try:
     raise SystemExit("a set from a communicator after init")
 except NotImplementedError:
     pass
+world.Barrier()  # a shutdown ends the job for all, and the other half may still be at its sum
 hvd.shutdown()
 
 # Some ranks of MPI's world, as a world of their own.

@@ -10,6 +10,7 @@ import numpy as np
 
 import corro.numpy as hvd
 from corro._front.arguments import Average
+from corro._front.compression import NoneCompressor
 from corro._front.engine_compression import is_for_engine
 from corro._front.process_sets import ProcessSet, global_process_set
 
@@ -39,12 +40,8 @@ class Values:
         op: int | None,
         compression: Any,
     ) -> Any:
-        if is_for_engine(compression):
-            raise ValueError(
-                f"hvd.allreduce of a value takes Compression.none, fp16 or bf16, not {compression!r}: the engine compresses "
-                "gradients, for which it is given to DistributedOptimizer."
-            )
-        packed, context = compression.compress(self._tensor(value))
+        by_engine, cast = (compression, NoneCompressor) if is_for_engine(compression) else (None, compression)
+        packed, context = cast.compress(self._tensor(value))
         reduced = hvd.allreduce(
             as_array(self._keras, packed),
             average=average,
@@ -52,8 +49,9 @@ class Values:
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
+            compression=by_engine,
         )
-        return compression.decompress(self._tensor(reduced), context)
+        return cast.decompress(self._tensor(reduced), context)
 
     def allgather(self, value: Any, name: str | None) -> Any:
         return self._tensor(hvd.allgather(self._array(value), name))

@@ -28,6 +28,7 @@ from corro._front.arguments import (
     rows_to_send,
     scatter_reduction,
 )
+from corro._front.auto_compression import Auto
 from corro._front.basics import (
     ccl_built,
     cross_rank,
@@ -52,6 +53,7 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
+from corro._front.engine_compression import EngineCompression, setting_for
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro._front.waiting import barrier, join, poll, synchronize
@@ -131,23 +133,27 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     *,
     out: Array | None = None,
+    compression: EngineCompression | Auto | str | None = None,
 ) -> Array:
     """Reduces the array over all ranks into a new one, or into `out`; averages unless `op` says otherwise.
 
     `op` is Average, Sum, Min, Max, Product or Adasum; `average` is its deprecated form. The input is multiplied by
     `prescale_factor`, the result by `postscale_factor`. Ranks find each other's arrays by `name`; without names by
-    their order. `process_set` are the ranks that take part. Numbers and lists are taken as well. Raises `ValueError`
-    for a dtype that can't be reduced, `HorovodInternalError` if ranks disagree about shape, dtype or op, or if one is
-    lost.
+    their order. `process_set` are the ranks that take part. Numbers and lists are taken as well. `compression` is what
+    goes between hosts, such as "int8": see the guide to compression. Raises `ValueError` for a dtype that can't be
+    reduced, `HorovodInternalError` if ranks disagree about shape, dtype or op, or if one is lost.
 
     Example:
         >>> hvd.allreduce(np.array([1.0, 2.0]), op=hvd.Sum)
         array([2., 4.])
+        >>> hvd.allreduce(np.ones(2, np.float32), name="of few bytes", compression="int8")
+        array([1., 1.], dtype=float32)
     """
     source = readable(array)
     result = place_for(out, source)
     numbers = (reduction(op, average, process_set), prescale_factor, postscale_factor)
-    _native.run("allreduce", view(source), view(result), process_set.process_set_id, name, *numbers)
+    spec = None if compression is None else setting_for(compression, name, source.nbytes)
+    _native.run("allreduce", view(source), view(result), process_set.process_set_id, name, *numbers, compression=spec)
     return result
 
 
