@@ -94,10 +94,12 @@ thread_local! {
 
 /// Asks Python whether a signal handler has raised, as Ctrl-C's does. Called outside, while a client waits.
 fn interrupted() -> bool {
-    let raised = Python::attach(|py| py.check_signals()).err();
-    let is = raised.is_some();
-    RAISED.with(|slot| *slot.borrow_mut() = raised);
-    is
+    Python::attach(|py| {
+        let raised = py.check_signals().err();
+        let is = raised.is_some();
+        RAISED.set(raised);
+        is
+    })
 }
 
 /// A value that was asked for.
@@ -157,7 +159,7 @@ fn numbers(bytes: &[u8]) -> Vec<u64> {
 #[pymethods]
 impl StoreClient {
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "called by one line of Python")]
+    #[expect(clippy::too_many_arguments, clippy::needless_pass_by_value, reason = "extracted from what Python says")]
     fn new(
         py: Python<'_>,
         store: u64,
@@ -200,6 +202,7 @@ impl StoreClient {
     }
 
     /// Names a key; `shape` is (rows, width), `memory` the first value.
+    #[expect(clippy::too_many_arguments, reason = "called by one line of Python")]
     fn init(
         &self,
         py: Python<'_>,
@@ -278,6 +281,7 @@ impl StoreClient {
         self.with(py, Client::barrier)
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "extracted from a Python list")]
     fn set_optimizer(&self, py: Python<'_>, name: &str, numbers: Vec<(String, f64)>) -> PyResult<()> {
         self.with(py, |client| client.set_optimizer(Optimizer::named(name, &numbers)?))
     }
@@ -294,10 +298,12 @@ impl StoreClient {
         })
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "extracted from a Python path")]
     fn save(&self, py: Python<'_>, file: PathBuf) -> PyResult<()> {
         self.with(py, |client| client.save(&file))
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "extracted from a Python path")]
     fn load(&self, py: Python<'_>, file: PathBuf) -> PyResult<()> {
         self.with(py, |client| client.load(&file))
     }
