@@ -84,7 +84,7 @@ fn help_and_wrong_commands() {
     for (words, text) in [
         (
             &["train"][..],
-            "\"train\" is not a command; known: run, ps, top, stacks, record, page, report, timeline, doctor, slurm, completion, help",
+            "\"train\" is not a command; known: run, ps, top, stacks, record, page, report, timeline, doctor, slurm, k8s, completion, help",
         ),
         (&["-np", "2"], "write `corro run`"),
         (&["help", "nothing"], "\"nothing\" is not a command"),
@@ -127,7 +127,7 @@ fn fish_is_told_the_words_without_dashes() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     for (command, words) in [
         ("completion", "bash zsh fish"),
-        ("help", "run ps top stacks record page report timeline doctor slurm completion"),
+        ("help", "run ps top stacks record page report timeline doctor slurm k8s completion"),
     ] {
         let line = format!("complete -c corro -n \"__fish_corro_using_subcommand {command}\" -f -a \"{words}\"");
         assert!(ran.out.lines().any(|l| l == line), "{}", ran.out);
