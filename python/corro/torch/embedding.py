@@ -45,6 +45,8 @@ class ShardedEmbedding(torch.nn.Module):
         >>> vectors.square().mean().backward()  # the four rows are updated
     """
 
+    weight: torch.Tensor
+
     def __init__(
         self,
         rows: int,
