@@ -41,7 +41,8 @@ def main() -> None:
 
     # What is to be learnt: some users like items with even numbers, the others those with odd ones.
     data = torch.Generator().manual_seed(hvd.rank())
-    begin, right = time.perf_counter(), []
+    begin = time.perf_counter()
+    right: list[torch.Tensor] = []
     for step in range(arguments.steps):
         user, item = (popular(arguments.batch_size, arguments.rows, data) for _ in range(2))
         clicked = ((user % 3 == 0) == (item % 2 == 0)).float()
@@ -56,7 +57,7 @@ def main() -> None:
     samples = arguments.steps * arguments.batch_size * hvd.size() / (time.perf_counter() - begin)
     learnt = hvd.allreduce(torch.stack(right[-50:]).mean())
     if hvd.rank() == 0:
-        here = sum(table.weight.numel() * 4 for table in tables.by_width.values())
+        here = sum(part.nbytes for part in tables.buffers())
         print(
             f"{samples:.0f} samples/s in all, {here / 2**20:.1f} MiB of tables a rank, {100 * learnt:.1f} % right at last"
         )

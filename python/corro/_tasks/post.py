@@ -36,7 +36,11 @@ def send(path: str, letter: bytes) -> None:
         office.settimeout(_SECONDS)
         office.connect(path)
         office.sendall(_HEAD.pack(len(letter)) + letter)
-        if office.recv(1) != b"k":
+        try:
+            arrived = office.recv(1) == b"k"
+        except TimeoutError:
+            arrived = False
+        if not arrived:
             raise OSError("the launcher of this job can't be reached by this rank's task.")
 
 

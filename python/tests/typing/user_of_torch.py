@@ -179,3 +179,13 @@ def fewer_bytes(model: torch.nn.Module) -> None:
         assert_type(diloco.state_dict(), dict[str, Any])
     with hvd.Gossip(model, plain) as gossip:
         gossip.settle()
+
+
+def large_tables(ids: torch.Tensor) -> None:
+    table = hvd.ShardedEmbedding(1000, 8, optimizer=hvd.sparse.Adagrad(lr=0.1, rowwise=True), name="items")
+    assert_type(table(ids), Any)
+    assert_type(table.full_weight(), torch.Tensor)
+    bag = hvd.ShardedEmbeddingBag({"user": (100, 8), "item": (200, 8)}, optimizer=hvd.sparse.Adam(lr=0.01))
+    vectors = bag.forward({"user": ids, "item": ids})
+    assert_type(vectors["user"], torch.Tensor)
+    bag.save("tables")
