@@ -12,6 +12,7 @@
 //! | `part` | what a peer brings |
 //! | `state`, `ledger` | what is remembered of a tensor; of all of them |
 //! | `codec` | codes of values, one by one: 16, 8, 4, 2 and 1 bits |
+//! | `courier` | carries codes beside whoever makes them |
 //! | `dense` | codes that owners add up: each peer owns a chunk, adds what comes, and sends the sum as a code |
 //! | `sparse` | a few values of many: the largest, or at random places |
 //! | `low_rank` | PowerSGD |
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+mod courier;
 mod dense;
 mod ledger;
 mod low_rank;

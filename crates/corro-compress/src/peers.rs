@@ -4,7 +4,7 @@ use corro_core::Result;
 
 /// Some ranks, of which this is one, that send each other bytes. All of them make the same calls in the same order; lengths
 /// are known to all beforehand.
-pub trait Peers {
+pub trait Peers: Send {
     /// How many, this one included.
     fn size(&self) -> usize;
 

@@ -94,3 +94,43 @@ fn a_majority_decides() {
     });
     assert!(results.iter().all(|values| values.iter().all(|value| *value == 3.0)));
 }
+
+/// Large batches go in pieces, which are made while others travel: each must come back to its place, and nothing be lost.
+#[test]
+fn pieces_come_back_to_their_places() {
+    let lengths = [5, 1_600_003, 40, 700_001];
+    for (n, text) in [(2, "int8"), (3, "int8 rounding=stochastic"), (3, "onebit"), (2, "bf16"), (2, "sign")] {
+        let compression = method(text);
+        let value = |me: usize, t: usize, i: usize| ((i * 7919 + t * 31 + me * 17) % 255) as f32 - 127.0;
+        let books = together(n, |mut peers| {
+            let me = peers.me();
+            let tensor = |(t, len): (usize, &usize)| Tensor {
+                name: format!("t{t}"),
+                shape: vec![*len],
+                values: (0..*len).map(|i| value(me, t, i)).collect(),
+            };
+            let mut tensors: Vec<Tensor> = lengths.iter().enumerate().map(tensor).collect();
+            let mut ledger = Ledger::default();
+            reduce(&mut peers, &mut ledger, &compression, &mut tensors);
+            let debts: Vec<_> = (0..lengths.len()).map(|t| ledger.settle(&format!("t{t}"), n, false)).collect();
+            (tensors, debts)
+        });
+        for (t, len) in lengths.iter().enumerate() {
+            let mut total: Vec<f32> = books[0].0[t].values.clone();
+            for (tensors, debts) in &books {
+                assert!(tensors[t].values == books[0].0[t].values, "{text}: ranks differ");
+                for debt in &debts[t] {
+                    debt.values.iter().zip(&mut total[debt.first..]).for_each(|(owed, total)| *total += owed);
+                }
+            }
+            for (i, found) in total.iter().enumerate().take(*len) {
+                let wanted: f32 = (0..n).map(|me| value(me, t, i)).sum();
+                let right = match text {
+                    "sign" => *found == (n as f32).copysign(wanted) || (0..n).any(|me| value(me, t, i) * wanted <= 0.0),
+                    _ => (found - wanted).abs() <= wanted.abs() / 250.0 + 1e-3,
+                };
+                assert!(right, "{text}, {n} peers, tensor {t} at {i}: {found}, not {wanted}");
+            }
+        }
+    }
+}
