@@ -5,14 +5,18 @@
 //! and the space turns toward the largest parts from step to step. What M has outside of it is kept. Each peer sends
 //! r (rows + columns) values twice, whatever n is. What would not become smaller goes with P as it is.
 
+use std::ops::Range;
+
 use corro_core::{Compression, Result};
 use corro_kernels::{InstructionSet, Into};
 
 use crate::codec::add;
 use crate::part::Part;
 use crate::peers::Peers;
-use crate::state::{filled, mixed};
+use crate::state::{State, filled, mixed};
 
+/// Values that stay in the cache.
+const CACHED: usize = 1 << 14;
 /// A column shorter than this is no direction.
 const TINY: f64 = 1e-30;
 
@@ -50,19 +54,17 @@ pub(crate) fn run(
     // P of each matrix, and what goes as it is.
     let mut first: Vec<f32> = Vec::new();
     for (part, sizes) in parts.iter_mut().zip(&sizes) {
-        let len = part.values.len();
-        if compression.feedback {
-            let residual = filled(&mut part.state.residual, len);
-            add(residual, part.values);
-            part.values.copy_from_slice(residual);
-            residual.fill(0.0);
-        }
         let at = first.len();
         if let Some(sizes @ [rows, columns, rank]) = *sizes {
             begin(part, columns, rank);
             first.resize(at + rows * rank, 0.0);
-            isa.times(part.values, &part.state.basis, &mut first[at..], sizes);
+            project(part, compression.feedback, &mut first[at..], sizes);
         } else {
+            if compression.feedback {
+                let residual = filled(&mut part.state.residual, part.values.len());
+                add(part.values, residual);
+                residual.fill(0.0);
+            }
             first.extend_from_slice(part.values);
         }
     }
@@ -82,9 +84,10 @@ pub(crate) fn run(
         orthonormalise(p, rank);
         let at = second.len();
         second.resize(at + columns * rank, 0.0);
-        isa.transposed_times(part.values, p, &mut second[at..], sizes);
+        let matrix = if compression.feedback { &part.state.residual[..] } else { &*part.values };
+        isa.transposed_times(matrix, p, &mut second[at..], sizes);
         if compression.feedback {
-            keep_rest(part, p, &second[at..], sizes);
+            keep_rest(&mut part.state.residual, p, &second[at..], sizes);
         }
     }
     peers.sum(&mut second)?;
@@ -117,14 +120,42 @@ fn random(key: u64, i: usize) -> f32 {
     ((mixed(key ^ i as u64) >> 40) as f32 + 0.5) / 8_388_608.0 - 1.0
 }
 
-/// What P and this peer's own Q don't say of its matrix. (Summed over all peers that is what P and the sum of all Q don't
-/// say of the sum.) What is not a number is forgotten: all see it in the result.
-fn keep_rest(part: &mut Part<'_>, p: &[f32], q: &[f32], sizes: [usize; 3]) {
-    let residual = &mut part.state.residual;
+/// P = M Q. With feedback M is what is brought and what is owed, and lies in the residual from here on. Rows are added up and
+/// multiplied while they are in the cache.
+fn project(part: &mut Part<'_>, feedback: bool, p: &mut [f32], sizes: [usize; 3]) {
+    let isa = InstructionSet::best();
+    let State { residual, basis, .. } = &mut *part.state;
+    if !feedback {
+        return isa.times(part.values, basis, p, sizes);
+    }
+    filled(residual, part.values.len());
+    let [_, columns, rank] = sizes;
+    for rows in some_rows(sizes) {
+        let m = &mut residual[rows.start * columns..rows.end * columns];
+        add(m, &part.values[rows.start * columns..rows.end * columns]);
+        isa.times(m, basis, &mut p[rows.start * rank..rows.end * rank], [rows.len(), columns, rank]);
+    }
+}
+
+/// Rows that fit into the cache together.
+fn some_rows([rows, columns, _]: [usize; 3]) -> impl Iterator<Item = Range<usize>> {
+    let step = (CACHED / columns.max(1)).max(1);
+    (0..rows).step_by(step).map(move |first| first..(first + step).min(rows))
+}
+
+/// Leaves of a peer's matrix what P and its own Q don't say of it. (Summed over all peers that is what P and the sum of all Q
+/// don't say of the sum.) What is not a number is forgotten: all see it in the result.
+fn keep_rest(residual: &mut [f32], p: &[f32], q: &[f32], sizes: [usize; 3]) {
     let minus: Vec<f32> = q.iter().map(|value| -value).collect();
-    residual.copy_from_slice(part.values);
-    InstructionSet::best().outer(p, &minus, residual, sizes, Into::Add);
-    if residual.iter().any(|value| !value.is_finite()) {
+    let [_, columns, rank] = sizes;
+    let mut is_finite = true;
+    for rows in some_rows(sizes) {
+        let m = &mut residual[rows.start * columns..rows.end * columns];
+        let size = [rows.len(), columns, rank];
+        InstructionSet::best().outer(&p[rows.start * rank..rows.end * rank], &minus, m, size, Into::Add);
+        is_finite &= m.iter().fold(0.0f32, |all, value| all + value * 0.0) == 0.0;
+    }
+    if !is_finite {
         residual.fill(0.0);
     }
 }
