@@ -66,12 +66,12 @@ pub(crate) fn with_courier<T>(
             }
         };
         let thread = std::thread::Builder::new().name("corro-courier".into());
-        thread.spawn_scoped(scope, carry).map_err(no_thread)?;
+        thread.spawn_scoped(scope, carry).map_err(|refused| no_thread(&refused))?;
         act(&mut Beside { to, from })
     })
 }
 
-fn no_thread(refused: std::io::Error) -> Error {
+fn no_thread(refused: &std::io::Error) -> Error {
     Error::Io { doing: "starting a thread that carries codes".into(), cause: refused.to_string() }
 }
 

@@ -197,9 +197,9 @@ impl Steps {
 
     /// Where the stretch of an owner lies in its part, which has so many values.
     fn place(&self, stretch: &Stretch, len: usize, owner: usize) -> Range<usize> {
-        let owned = self.chunk(len, owner);
-        let inside = chunk(owned.len(), self.unit, stretch.of, stretch.number);
-        owned.start + inside.start..owned.start + inside.end
+        let all = self.chunk(len, owner);
+        let inside = chunk(all.len(), self.unit, stretch.of, stretch.number);
+        all.start + inside.start..all.start + inside.end
     }
 
     /// The same, cut into spans, each with a code of its own.
@@ -227,13 +227,14 @@ impl Steps {
         let owned = self.bytes(piece, parts, self.me);
         let receives: Vec<usize> = (0..self.n).map(|peer| self.unless_me(peer, owned)).collect();
         let mut out = scratch.bytes(sends.iter().sum());
-        let mut free = &mut out[..];
+        let mut at = 0;
         for owner in (0..self.n).filter(|owner| *owner != self.me) {
             for stretch in piece {
                 let Part { name, values, state, .. } = &mut parts[stretch.part];
                 let key = state.key(name, Some(self.me));
                 for span in self.spans(stretch, values.len(), owner) {
-                    let code = front(&mut free, self.codec.encoded_len(span.len()));
+                    let code = at..at + self.codec.encoded_len(span.len());
+                    at = code.end;
                     let first = span.start;
                     let brought = if self.feedback {
                         let residual = &mut state.residual[span.clone()];
@@ -242,7 +243,7 @@ impl Steps {
                     } else {
                         &mut values[span]
                     };
-                    self.codec.encode(brought, key, first, self.rest(), code);
+                    self.codec.encode(brought, key, first, self.rest(), &mut out[code]);
                 }
             }
         }
@@ -268,12 +269,12 @@ impl Steps {
             let Part { name, values, state, .. } = &mut parts[stretch.part];
             let key = state.key(name, Some(self.n + self.me));
             let start = self.chunk(values.len(), self.me).start;
-            let State { residual, owned: owed, .. } = &mut **state;
+            let State { residual, owned: debt, .. } = &mut **state;
             for span in self.spans(stretch, values.len(), self.me) {
                 let code = at..at + self.codec.encoded_len(span.len());
                 at = code.end;
                 let sum = if self.feedback {
-                    &mut owed[span.start - start..span.end - start]
+                    &mut debt[span.start - start..span.end - start]
                 } else {
                     scratch.sum.clear();
                     scratch.sum.resize(span.len(), 0.0);
@@ -326,11 +327,4 @@ impl Steps {
     fn unless_me(&self, peer: usize, bytes: usize) -> usize {
         if peer == self.me { 0 } else { bytes }
     }
-}
-
-/// The first `len` bytes of what is free.
-fn front<'a>(free: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
-    let (front, after) = std::mem::take(free).split_at_mut(len);
-    *free = after;
-    front
 }
