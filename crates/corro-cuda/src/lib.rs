@@ -16,7 +16,7 @@
 //! | [`event`] | moments in a stream, also of other processes |
 //! | [`stream`] | work in order |
 //! | `signal` | numbers in memory by which streams of several processes wait for each other |
-//! | [`kernels`] | reduce, copy many pieces, Adasum, to the bit as `corro-kernels` does |
+//! | [`kernels`] | reduce, copy many pieces, Adasum, codes, to the bit as `corro-kernels` does |
 //! | [`nccl`] | collectives between GPUs, by NVIDIA |
 //! | [`nvml`] | how busy the GPU of this process is |
 //! | [`nvtx`] | spans of time for NVIDIA's profilers |
@@ -49,7 +49,7 @@ mod sys;
 pub use device::Device;
 pub use driver::{Driver, driver};
 pub use event::{Event, EventHandle, EventPool};
-pub use kernels::{Kernels, Pair, Piece, Reduction};
+pub use kernels::{Encoding, Integers, Kernels, Pair, Piece, Reduction};
 pub use mappings::{MappingCache, Opener};
 pub use memory::{Allocation, DeviceMemory, Pinned, PinnedRegion};
 pub use nccl::{Communicator, Nccl, UniqueId};

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use corro_core::{DType, Error, Result};
 
+use super::codes::CodesWork;
 use super::ptx::{Source, ptx};
 use super::table::{AdasumWork, CombineWork, GatherWork, THREADS};
 use crate::device::Device;
@@ -25,6 +26,8 @@ pub(crate) enum Function {
     Dots,
     Fold,
     Adasum,
+    Encode,
+    Decode,
 }
 
 impl Function {
@@ -33,6 +36,7 @@ impl Function {
             Self::Combine => Source::Combine,
             Self::Gather => Source::Gather,
             Self::Dots | Self::Fold | Self::Adasum => Source::Adasum,
+            Self::Encode | Self::Decode => Source::Codes,
         }
     }
 
@@ -43,6 +47,8 @@ impl Function {
             Self::Dots => c"dots",
             Self::Fold => c"fold",
             Self::Adasum => c"adasum",
+            Self::Encode => c"encode",
+            Self::Decode => c"decode",
         }
     }
 }
@@ -68,6 +74,12 @@ impl Work for GatherWork {
 impl Work for AdasumWork {
     fn is_for(function: Function) -> bool {
         function.source() == Source::Adasum
+    }
+}
+
+impl Work for CodesWork {
+    fn is_for(function: Function) -> bool {
+        function.source() == Source::Codes
     }
 }
 

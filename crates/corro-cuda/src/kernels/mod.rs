@@ -1,9 +1,10 @@
-//! The kernels: reduce, copy many pieces, Adasum. With the arithmetic of `corro-kernels`, to the bit.
+//! The kernels: reduce, copy many pieces, Adasum, codes of values. With the arithmetic of `corro-kernels`, to the bit.
 //!
 //! All of them are given to a stream and return at once. Pieces of any number and size may be given; as many launches are
 //! made as their table needs. Addresses must be whole elements; accesses are 16 bytes wide where all addresses of a piece
 //! allow it together.
 
+mod codes;
 mod launch;
 mod ptx;
 mod table;
@@ -13,6 +14,7 @@ use corro_core::{DType, Error, ReduceOp, Result};
 use crate::device::Device;
 use crate::span::Span;
 use crate::stream::Stream;
+pub use codes::{Encoding, Integers};
 use launch::{Function, Launcher};
 use table::{AdasumWork, CombineWork, Entry, GATHER_CHUNK, GatherWork, MOST_PLACES, Table, tables};
 
@@ -225,6 +227,31 @@ impl Kernels {
     pub fn adasum(&self, stream: &Stream, dtype: DType, pairs: &[Pair<'_>], lower: bool, sums: Span<'_>) -> Result<()> {
         for work in adasum_works(dtype, pairs, lower, sums)? {
             self.0.launch(stream, (Function::Adasum, dtype), self.0.grid(work.chunks), &work)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the codes of all pieces. What has arrived, codes of the same values of others, is added up first.
+    ///
+    /// With `rest` and nothing that has arrived, that is a rank's own code, with error feedback; with `also` and what has
+    /// arrived, that of the sum of those who own it.
+    pub fn encode(
+        &self,
+        stream: &Stream,
+        integers: Integers,
+        arrived: &[Span<'_>],
+        pieces: &[Encoding<'_>],
+    ) -> Result<()> {
+        for work in codes::encodings(integers, arrived, pieces)? {
+            self.0.launch(stream, (Function::Encode, DType::F32), self.0.grid(work.chunks), &work)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what codes say: (values, code) of each piece.
+    pub fn decode(&self, stream: &Stream, integers: Integers, pieces: &[(Span<'_>, Span<'_>)]) -> Result<()> {
+        for work in codes::decodings(integers, pieces)? {
+            self.0.launch(stream, (Function::Decode, DType::F32), self.0.grid(work.chunks), &work)?;
         }
         Ok(())
     }

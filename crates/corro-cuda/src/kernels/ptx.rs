@@ -10,6 +10,7 @@ pub(crate) enum Source {
     Combine,
     Gather,
     Adasum,
+    Codes,
 }
 
 macro_rules! ptx {
@@ -18,10 +19,11 @@ macro_rules! ptx {
     };
 }
 
-/// The PTX, with a 0 behind it. `None` for Adasum of anything but floats; the dtype does not matter to `gather`.
+/// The PTX, with a 0 behind it. `None` for Adasum of anything but floats; the dtype does not matter to `gather` and `codes`.
 pub(crate) fn ptx(source: Source, dtype: DType) -> Option<&'static str> {
     Some(match (source, dtype) {
         (Source::Gather, _) => ptx!("gather"),
+        (Source::Codes, _) => ptx!("codes"),
         (Source::Combine, DType::U8) => ptx!("combine.uint8"),
         (Source::Combine, DType::I8) => ptx!("combine.int8"),
         (Source::Combine, DType::U16) => ptx!("combine.uint16"),

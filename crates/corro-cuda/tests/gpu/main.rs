@@ -4,6 +4,7 @@
 
 mod adasum;
 mod basics;
+mod codes;
 mod nccl;
 mod peers;
 mod reductions;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use corro_core::{DType, ReduceOp};
-use corro_cuda::{Piece, Reduction, Span};
+use corro_cuda::{Encoding, Integers, Piece, Reduction, Span};
 
 use crate::support::Gpu;
 
@@ -62,6 +62,47 @@ fn memory_is_read_and_written_at_these_rates() {
     let (from, to) = (from.part(part.clone()).unwrap(), to.part(part).unwrap());
     let us = microseconds(&gpu, || gpu.stream.copy(to, from).unwrap());
     println!(" copy engine of 64 MiB {us:>9.1} {:>8.0}", (2 * to.len()) as f64 / us / 1e3);
+}
+
+/// Codes: step 1 encodes what a rank brings and keeps the rest; step 2 adds up what has arrived and encodes the sum; step 3
+/// decodes. Bytes that are read and written are counted.
+#[test]
+#[ignore = "needs a GPU"]
+fn codes_are_made_and_read_at_these_rates() {
+    const MOST: usize = 64 << 20;
+    let gpu = Gpu::new();
+    let floats: Vec<_> = (0..3).map(|_| gpu.allocate(MOST * 4)).collect();
+    let ramp: Vec<u8> = (0..MOST).flat_map(|i| ((i % 1013) as f32 - 500.0).to_ne_bytes()).collect();
+    for memory in &floats {
+        gpu.write(memory.span(), &ramp);
+    }
+    println!("codes, microseconds and GB/s:");
+    for (bits, noise) in [(8, None), (8, Some((1, 0))), (4, None)] {
+        let integers = Integers { block: 256, bits };
+        for count in [1 << 10, 1 << 18, 1 << 22, 1 << 24, MOST] {
+            let len = integers.encoded_len(count);
+            let codes: Vec<_> = (0..2).map(|_| gpu.allocate(len)).collect();
+            let part = |i: usize| floats[i].span().part(0..count * 4).unwrap();
+            let (values, code, arrived) = (part(0), codes[0].span(), [codes[1].span()]);
+            let plain = Encoding { values, rest: None, also: None, arrived: 0, code, noise };
+            let kept = Encoding { rest: Some(part(1)), ..plain };
+            let sum = Encoding { also: Some(part(2)), ..kept };
+            gpu.kernels.encode(&gpu.stream, integers, &[], &[Encoding { code: arrived[0], ..plain }]).unwrap();
+            let encode =
+                |arrived: &[Span<'_>], piece| gpu.kernels.encode(&gpu.stream, integers, arrived, &[piece]).unwrap();
+            let decode = || gpu.kernels.decode(&gpu.stream, integers, &[(values, code)]).unwrap();
+            let rates = [
+                ("encode", 4 * count + len, microseconds(&gpu, || encode(&[], plain))),
+                ("encode, keep", 12 * count + len, microseconds(&gpu, || encode(&[], kept))),
+                ("sum of 2", 20 * count + 2 * len, microseconds(&gpu, || encode(&arrived, sum))),
+                ("decode", 4 * count + len, microseconds(&gpu, decode)),
+            ];
+            let how = if noise.is_some() { "by chance" } else { "to nearest" };
+            for (what, bytes, us) in rates {
+                println!("int{bits} {how:<10} {count:>9} values {what:<12} {us:>9.1} {:>8.0}", bytes as f64 / us / 1e3);
+            }
+        }
+    }
 }
 
 #[test]

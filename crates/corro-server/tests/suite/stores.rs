@@ -106,10 +106,13 @@ fn a_lost_server_changes_nothing_but_the_time() {
     let train = |seed: Option<u64>| {
         let mut all = servers(3, false);
         let configs: Vec<StoreConfig> = (0..3).map(|me| config(&all, me, 3, Consistency::Bsp, false)).collect();
+        // Worker 0 says when a round is over: a server is lost in the midst of training, however slow the machine is.
+        let (over, rounds) = std::sync::mpsc::channel();
         let killer = std::thread::spawn(move || {
             let mut random = Random::new(seed.unwrap_or(0));
             if seed.is_some() {
-                std::thread::sleep(random.time(Duration::from_millis(120)));
+                rounds.iter().take(1 + random.below(30)).for_each(drop);
+                std::thread::sleep(random.time(Duration::from_millis(3)));
                 drop(all.remove(random.below(3)));
             }
             all
@@ -124,6 +127,10 @@ fn a_lost_server_changes_nothing_but_the_time() {
             let (mut owned, mut other, mut summed) = (vec![0; 8000], vec![0; 2000], vec![0; 1_200_000]);
             let mut sums = 0u64;
             for round in 0..40 {
+                if me == 0 && round > 0 {
+                    // Nobody listens any more once the server is lost.
+                    let _ = over.send(());
+                }
                 let seed = round * 7 + u64::from(me);
                 client.push("owned", &floats(seed, 2000), 0, None).unwrap();
                 client.push("other", &floats(seed + 1, 500), 0, Some(0.01)).unwrap();
