@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use corro_core::{DType, ReduceOp};
-use corro_kernels::InstructionSet;
+use corro_kernels::{InstructionSet, Into, Levels, Noise, Rest};
 
 /// All buffers together stay in a second-level cache of 2 MiB up to 8 sources.
 const IN_CACHE: usize = 192 << 10;
@@ -65,6 +65,7 @@ fn main() {
             }
         }
 
+        codes(isa, &report);
         for count in [1, 4, 15, 16, 100, 1000] {
             report(format!("{isa:?} call with {count} float32"), 8 * count, &mut || {
                 isa.reduce(
@@ -88,6 +89,47 @@ fn main() {
     report("memory float32 Sum in place".into(), 2 * IN_MEMORY, &mut || {
         corro_kernels::reduce(ReduceOp::Sum, DType::F32, black_box(&mut dst), black_box(slices[0]));
     });
+}
+
+/// Codes of values and the products of PowerSGD, in bytes of `f32`; beside them a copy of the same values.
+fn codes(isa: InstructionSet, report: &impl Fn(String, usize, &mut dyn FnMut())) {
+    for (place, bytes) in [("cache", IN_CACHE), ("memory", IN_MEMORY)] {
+        let name = |what: &str| format!("{isa:?} code {what}, {place}");
+        let mut values: Vec<f32> = (0..bytes / 4).map(|i| (i % 1013) as f32 - 500.0).collect();
+        let mut copy = values.clone();
+        report(name("copy"), bytes, &mut || black_box(&mut copy).copy_from_slice(black_box(&values)));
+        for (what, bits, noise) in
+            [("int8", 8, None), ("int8 by chance", 8, Some(Noise { key: 1, first: 0 })), ("int4", 4, None)]
+        {
+            let levels = Levels { block: 256, bits, by_norm: false };
+            let mut code = vec![0; levels.encoded_len(values.len())];
+            report(name(&format!("{what} encode")), bytes, &mut || {
+                isa.levels_encode(black_box(&mut values), levels, noise, Rest::Leave, black_box(&mut code));
+            });
+            // What is kept is encoded the next time; the code is added back, or soon nothing would be left to encode.
+            report(name(&format!("{what} encode, keep, and decode")), bytes, &mut || {
+                isa.levels_encode(black_box(&mut copy), levels, noise, Rest::Keep, black_box(&mut code));
+                isa.levels_decode(black_box(&code), levels, Into::Add, black_box(&mut copy));
+            });
+            report(name(&format!("{what} decode")), bytes, &mut || {
+                isa.levels_decode(black_box(&code), levels, Into::Set, black_box(&mut copy));
+            });
+        }
+        let mut code = vec![0; InstructionSet::signs_len(values.len(), 2048)];
+        report(name("signs encode"), bytes, &mut || {
+            isa.signs_encode(black_box(&mut copy), 2048, Rest::Leave, black_box(&mut code));
+        });
+        report(name("signs decode"), bytes, &mut || {
+            isa.signs_decode(black_box(&code), 2048, Into::Add, black_box(&mut copy));
+        });
+        let sizes @ [rows, columns, narrow] = [values.len() / 1024, 1024, 4];
+        let (mut p, mut q) = (vec![0.5; rows * narrow], vec![0.5; columns * narrow]);
+        report(name("rank 4 times"), bytes, &mut || isa.times(black_box(&values), &q, black_box(&mut p), sizes));
+        report(name("rank 4 transposed"), bytes, &mut || {
+            isa.transposed_times(black_box(&values), &p, black_box(&mut q), sizes);
+        });
+        report(name("rank 4 outer"), bytes, &mut || isa.outer(&p, &q, black_box(&mut copy), sizes, Into::Set));
+    }
 }
 
 /// The shortest of many runs: on a shared machine everything slower is somebody else's time.

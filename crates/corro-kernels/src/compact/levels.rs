@@ -4,11 +4,14 @@
 //! first in the lowest bits. With 8 bits and the block's largest value as scale that is int8; with its norm it is QSGD; with
 //! 2 bits and noise it is TernGrad.
 
-use super::{Into, LANES, NOT_FINITE, Noise, Rest, TINY, largest, poison, scale_bytes, scale_of, sum_of};
+use super::{Into, NOT_FINITE, Noise, Rest, TINY, largest, poison, scale_bytes, scale_of, sum_of};
 
 /// Adding and taking away this number rounds an `f32` below 2^22 to a whole one, to nearest even; in between, the low bits of
 /// its pattern are that number in two's complement.
 const ROUND: f32 = 12_582_912.0;
+
+/// Values of a block that are packed at once.
+const WIDE: usize = 256;
 
 /// What integers stand for values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,12 @@ impl Levels {
         scale_bytes(count, self.block) + (count * self.bits as usize).div_ceil(8)
     }
 
+    /// Bytes of the integers of a whole block, which begins with a byte of its own.
+    #[inline(always)]
+    fn block_bytes(self) -> usize {
+        self.block * self.bits as usize / 8
+    }
+
     /// The largest integer.
     #[inline(always)]
     fn top(self) -> f32 {
@@ -37,31 +46,46 @@ impl Levels {
 #[inline(always)]
 pub(crate) fn levels_encode(values: &mut [f32], levels: Levels, noise: Option<Noise>, rest: Rest, code: &mut [u8]) {
     let (scales, codes) = code.split_at_mut(scale_bytes(values.len(), levels.block));
-    codes.fill(0);
+    let blocks = values.chunks_mut(levels.block).zip(scales.as_chunks_mut::<4>().0);
     let mut done = 0;
-    for (block, scale) in values.chunks_mut(levels.block).zip(scales.as_chunks_mut::<4>().0) {
-        let at = done * levels.bits as usize / 8;
+    for ((block, scale), codes) in blocks.zip(codes.chunks_mut(levels.block_bytes())) {
         let noise = noise.map(|noise| noise.skip(done));
         done += block.len();
         let top = largest(block);
         let norm = if levels.by_norm { sum_of(block, |x| x * x).sqrt() } else { f32::from_bits(top) };
         if top >= NOT_FINITE || !norm.is_finite() {
             poison(block, rest, scale);
+            codes.fill(0);
             continue;
         }
         if norm < TINY {
             *scale = 0f32.to_le_bytes();
+            codes.fill(0);
             continue;
         }
         let grid = Grid { step: norm / levels.top(), inverse: levels.top() / norm, top: levels.top() };
         *scale = grid.step.to_le_bytes();
-        let codes = &mut codes[at..];
-        match (noise, rest) {
-            (None, Rest::Keep) => block_encode::<true>(block, grid, |_| 0.0, levels.bits, codes),
-            (None, Rest::Leave) => block_encode::<false>(block, grid, |_| 0.0, levels.bits, codes),
-            (Some(noise), Rest::Keep) => block_encode::<true>(block, grid, |i| noise.shift(i), levels.bits, codes),
-            (Some(noise), Rest::Leave) => block_encode::<false>(block, grid, |i| noise.shift(i), levels.bits, codes),
+        match levels.bits {
+            8 => some_block_encode::<8>(block, grid, noise, rest, codes),
+            4 => some_block_encode::<4>(block, grid, noise, rest, codes),
+            _ => some_block_encode::<2>(block, grid, noise, rest, codes),
         }
+    }
+}
+
+#[inline(always)]
+fn some_block_encode<const BITS: usize>(
+    block: &mut [f32],
+    grid: Grid,
+    noise: Option<Noise>,
+    rest: Rest,
+    codes: &mut [u8],
+) {
+    match (noise, rest) {
+        (None, Rest::Keep) => block_encode::<BITS, true>(block, grid, |_| 0.0, codes),
+        (None, Rest::Leave) => block_encode::<BITS, false>(block, grid, |_| 0.0, codes),
+        (Some(noise), Rest::Keep) => block_encode::<BITS, true>(block, grid, |i| noise.shift(i), codes),
+        (Some(noise), Rest::Leave) => block_encode::<BITS, false>(block, grid, |i| noise.shift(i), codes),
     }
 }
 
@@ -78,60 +102,69 @@ impl Grid {
     /// not wrap to the bottom.
     #[inline(always)]
     fn round(self, value: f32, shift: f32) -> f32 {
-        (value * self.inverse + shift).clamp(-self.top, self.top) + ROUND
+        // Not `clamp`: its check of the bounds keeps the compiler from making vectors.
+        let steps = value * self.inverse + shift;
+        let steps = if steps > self.top { self.top } else { steps };
+        let steps = if steps < -self.top { -self.top } else { steps };
+        steps + ROUND
     }
 }
 
 /// Encodes a finite block. `shift` is added before rounding: noise in [-1/2, 1/2) makes rounding stochastic.
 #[inline(always)]
-fn block_encode<const KEEP: bool>(
+fn block_encode<const BITS: usize, const KEEP: bool>(
     block: &mut [f32],
     grid: Grid,
     shift: impl Fn(u32) -> f32,
-    bits: u32,
     codes: &mut [u8],
 ) {
-    let mut at = 0;
-    let (chunks, rest) = block.as_chunks_mut::<LANES>();
-    let mut wide = [0u8; LANES];
-    for chunk in chunks {
-        for lane in 0..LANES {
-            let rounded = grid.round(chunk[lane], shift((at + lane) as u32));
-            wide[lane] = rounded.to_bits() as u8;
-            if KEEP {
-                chunk[lane] -= (rounded - ROUND) * grid.step;
-            }
-        }
-        put(&wide, bits, at, codes);
-        at += LANES;
+    if BITS == 8 {
+        return bytes_encode::<KEEP>(block, grid, shift, codes);
     }
-    for (lane, value) in rest.iter_mut().enumerate() {
-        let rounded = grid.round(*value, shift((at + lane) as u32));
-        wide[lane] = rounded.to_bits() as u8;
+    let mut wide = [0; WIDE];
+    let mut at = 0;
+    for (values, codes) in block.chunks_mut(WIDE).zip(codes.chunks_mut(WIDE * BITS / 8)) {
+        // What is left of an earlier round must not get into the last byte.
+        wide[values.len() - values.len() % 4..].fill(0);
+        bytes_encode::<KEEP>(values, grid, |i| shift(at + i), &mut wide[..values.len()]);
+        pack::<BITS>(&wide, codes);
+        at += WIDE as u32;
+    }
+}
+
+/// A plain loop, with lanes of no fixed number: of the others the compiler makes vectors across chunks, which is slow.
+#[inline(always)]
+fn bytes_encode<const KEEP: bool>(values: &mut [f32], grid: Grid, shift: impl Fn(u32) -> f32, codes: &mut [u8]) {
+    for (i, (value, code)) in values.iter_mut().zip(codes).enumerate() {
+        let rounded = grid.round(*value, shift(i as u32));
+        *code = rounded.to_bits() as u8;
         if KEEP {
             *value -= (rounded - ROUND) * grid.step;
         }
     }
-    put(&wide[..rest.len()], bits, at, codes);
 }
 
-/// Writes integers of 8 bits as integers of `bits`, from the place `at` on.
+/// Integers of 8 bits as integers of `BITS`, the first in the lowest bits.
 #[inline(always)]
-fn put(wide: &[u8], bits: u32, at: usize, codes: &mut [u8]) {
-    match bits {
-        8 => codes[at..at + wide.len()].copy_from_slice(wide),
-        4 => pack::<2>(wide, &mut codes[at / 2..]),
-        _ => pack::<4>(wide, &mut codes[at / 4..]),
+fn pack<const BITS: usize>(wide: &[u8; WIDE], codes: &mut [u8]) {
+    let each = 8 / BITS;
+    let mask = (0xffu32 >> (8 - BITS)) as u8;
+    for (code, integers) in codes.iter_mut().zip(wide.chunks_exact(each)) {
+        let mut byte = 0;
+        for j in 0..each {
+            byte |= (integers[j] & mask) << (j * BITS);
+        }
+        *code = byte;
     }
 }
 
-/// `N` integers to a byte. Blocks begin with a byte of their own.
+/// The other way: what a byte has is brought to its top and down again, so that the sign comes along.
 #[inline(always)]
-fn pack<const N: usize>(wide: &[u8], codes: &mut [u8]) {
-    let mask = (1u32 << (8 / N)) - 1;
-    for (integers, code) in wide.chunks(N).zip(codes) {
-        for (i, integer) in integers.iter().enumerate() {
-            *code |= ((u32::from(*integer) & mask) << (i * 8 / N)) as u8;
+fn unpack<const BITS: usize>(codes: &[u8], wide: &mut [u8; WIDE]) {
+    let each = 8 / BITS;
+    for (code, integers) in codes.iter().zip(wide.chunks_exact_mut(each)) {
+        for j in 0..each {
+            integers[j] = (((*code << (8 - BITS - j * BITS)) as i8) >> (8 - BITS)) as u8;
         }
     }
 }
@@ -139,37 +172,36 @@ fn pack<const N: usize>(wide: &[u8], codes: &mut [u8]) {
 #[inline(always)]
 pub(crate) fn levels_decode(code: &[u8], levels: Levels, into: Into, values: &mut [f32]) {
     let (scales, codes) = code.split_at(scale_bytes(values.len(), levels.block));
-    let mut done = 0;
-    for (block, scale) in values.chunks_mut(levels.block).zip(scales.as_chunks::<4>().0) {
-        let codes = &codes[done * levels.bits as usize / 8..];
-        done += block.len();
+    let blocks = values.chunks_mut(levels.block).zip(scales.as_chunks::<4>().0);
+    for ((block, scale), codes) in blocks.zip(codes.chunks(levels.block_bytes())) {
         let step = scale_of(scale);
         match (levels.bits, into) {
-            (8, Into::Add) => bytes_decode::<true>(codes, step, block),
-            (8, Into::Set) => bytes_decode::<false>(codes, step, block),
-            (4, _) => packed_decode::<2>(codes, step, into, block),
-            _ => packed_decode::<4>(codes, step, into, block),
+            (8, Into::Add) => block_decode::<8, true>(codes, step, block),
+            (8, Into::Set) => block_decode::<8, false>(codes, step, block),
+            (4, Into::Add) => block_decode::<4, true>(codes, step, block),
+            (4, Into::Set) => block_decode::<4, false>(codes, step, block),
+            (_, Into::Add) => block_decode::<2, true>(codes, step, block),
+            (_, Into::Set) => block_decode::<2, false>(codes, step, block),
         }
     }
 }
 
 #[inline(always)]
-fn bytes_decode<const ADD: bool>(codes: &[u8], step: f32, block: &mut [f32]) {
-    for (value, code) in block.iter_mut().zip(codes) {
+fn block_decode<const BITS: usize, const ADD: bool>(codes: &[u8], step: f32, block: &mut [f32]) {
+    if BITS == 8 {
+        return bytes_decode::<ADD>(codes, step, block);
+    }
+    let mut wide = [0; WIDE];
+    for (values, codes) in block.chunks_mut(WIDE).zip(codes.chunks(WIDE * BITS / 8)) {
+        unpack::<BITS>(codes, &mut wide);
+        bytes_decode::<ADD>(&wide, step, values);
+    }
+}
+
+#[inline(always)]
+fn bytes_decode<const ADD: bool>(codes: &[u8], step: f32, values: &mut [f32]) {
+    for (value, code) in values.iter_mut().zip(codes) {
         let decoded = f32::from(*code as i8) * step;
         *value = if ADD { *value + decoded } else { decoded };
-    }
-}
-
-#[inline(always)]
-fn packed_decode<const N: usize>(codes: &[u8], step: f32, into: Into, block: &mut [f32]) {
-    let bits = 8 / N;
-    for (values, code) in block.chunks_mut(N).zip(codes) {
-        for (i, value) in values.iter_mut().enumerate() {
-            // Up to the top of a byte and down again, so that the sign comes along.
-            let integer = ((*code << (8 - bits - i * bits)) as i8) >> (8 - bits);
-            let decoded = f32::from(integer) * step;
-            *value = if into == Into::Add { *value + decoded } else { decoded };
-        }
     }
 }

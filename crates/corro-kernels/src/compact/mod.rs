@@ -117,17 +117,7 @@ pub(crate) use compact_for;
 /// The largest magnitude of a block, by its bits: as integers they have the same order, and a NaN is the largest of all.
 #[inline(always)]
 pub(crate) fn largest(values: &[f32]) -> u32 {
-    let mut lanes = [0u32; LANES];
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane = (*lane).max(value.to_bits() & 0x7fff_ffff);
-        }
-    }
-    for value in rest {
-        lanes[0] = lanes[0].max(value.to_bits() & 0x7fff_ffff);
-    }
-    lanes.into_iter().fold(0, u32::max)
+    values.iter().fold(0, |most, value| most.max(value.to_bits() & 0x7fff_ffff))
 }
 
 /// The sum of what `of` makes of each value, lane by lane.
@@ -136,14 +126,21 @@ pub(crate) fn sum_of(values: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0f32; LANES];
     let (chunks, rest) = values.as_chunks::<LANES>();
     for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += of(*value);
-        }
+        lanes = lanes_plus(lanes, chunk, &of);
     }
     for (lane, value) in lanes.iter_mut().zip(rest) {
         *lane += of(*value);
     }
     lanes.into_iter().sum()
+}
+
+/// A function of its own, by value: so the lanes stay in a register, and no vectors are made across chunks.
+#[inline(always)]
+fn lanes_plus(mut lanes: [f32; LANES], chunk: &[f32; LANES], of: &impl Fn(f32) -> f32) -> [f32; LANES] {
+    for lane in 0..LANES {
+        lanes[lane] += of(chunk[lane]);
+    }
+    lanes
 }
 
 /// The scales of the blocks lie before the codes: so many bytes.
