@@ -151,8 +151,8 @@ fn pack<const BITS: usize>(wide: &[u8; WIDE], codes: &mut [u8]) {
     let mask = (0xffu32 >> (8 - BITS)) as u8;
     for (code, integers) in codes.iter_mut().zip(wide.chunks_exact(each)) {
         let mut byte = 0;
-        for j in 0..each {
-            byte |= (integers[j] & mask) << (j * BITS);
+        for (j, integer) in integers.iter().enumerate() {
+            byte |= (integer & mask) << (j * BITS);
         }
         *code = byte;
     }
@@ -163,8 +163,8 @@ fn pack<const BITS: usize>(wide: &[u8; WIDE], codes: &mut [u8]) {
 fn unpack<const BITS: usize>(codes: &[u8], wide: &mut [u8; WIDE]) {
     let each = 8 / BITS;
     for (code, integers) in codes.iter().zip(wide.chunks_exact_mut(each)) {
-        for j in 0..each {
-            integers[j] = (((*code << (8 - BITS - j * BITS)) as i8) >> (8 - BITS)) as u8;
+        for (j, integer) in integers.iter_mut().enumerate() {
+            *integer = (((*code << (8 - BITS - j * BITS)) as i8) >> (8 - BITS)) as u8;
         }
     }
 }
