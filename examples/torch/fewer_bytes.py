@@ -89,6 +89,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fragments", type=int, default=4, help="DiLoCo")
     parser.add_argument("--delay", type=int, default=0, help="DiLoCo: steps that a fragment may take")
     parser.add_argument("--alpha", type=float, default=0.0, help="DiLoCo: what a rank keeps of its own")
+    parser.add_argument("--outer-lr", type=float, default=0.7, help="DiLoCo: of the outer optimizer")
+    parser.add_argument("--outer-momentum", type=float, default=0.9, help="DiLoCo: of the outer optimizer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -114,7 +116,8 @@ def optimizer_for(options: argparse.Namespace, model: nn.Module) -> tuple[torch.
     if options.method == "diloco":
         code = None if options.compression == "none" else options.compression
         how = {"every": options.every, "fragments": options.fragments, "delay": options.delay, "alpha": options.alpha}
-        return optimizer, hvd.DiLoCo(model, optimizer, compression=code, **how)
+        outer = hvd.Nesterov(options.outer_lr, options.outer_momentum)
+        return optimizer, hvd.DiLoCo(model, optimizer, outer, compression=code, **how)
     return hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression), None
 
 

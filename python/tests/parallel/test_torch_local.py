@@ -186,7 +186,7 @@ def test_mistakes_are_named():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for wrong, message in [
-        ({"every": 5, "fragments": 2}, "multiple of the 2 fragments"),
+        ({"every": 1, "fragments": 2}, "need 2 or more"),
         ({"every": 4, "fragments": 2, "delay": 2}, "within 2 steps"),
         ({"fragments": 9}, "1 to 4 fragments"),
         ({"alpha": 2}, "is a part"),

@@ -56,9 +56,9 @@ class DiLoCo:
         sizes = parameters.sizes()
         if not 1 <= fragments <= len(sizes):
             raise ValueError(f"fragments={fragments}: {len(sizes)} parameters make 1 to {len(sizes)} fragments.")
-        if every < 1 or every % fragments:
+        if every < fragments:
             raise ValueError(
-                f"every={every}: must be a multiple of the {fragments} fragments, whose turns are spread evenly."
+                f"every={every}: {fragments} fragments, each with a step of its own, need {fragments} or more."
             )
         if not 0 <= delay < every // fragments:
             raise ValueError(
@@ -82,10 +82,9 @@ class DiLoCo:
     def step(self) -> None:
         """Counts a step; sends the fragment whose turn it is, and takes in the one that is due."""
         self.steps += 1
-        interval = self._every // len(self._fragments)
-        if self.steps % interval == 0:
-            # Fragment f has its turn (f + 1) intervals after the last round began.
-            self._send((self.steps // interval - 1) % len(self._fragments))
+        number = turn(self.steps, self._every, len(self._fragments))
+        if number is not None:
+            self._send(number)
         for fragment in self._fragments:
             if fragment.handle is not None and fragment.arrives <= self.steps:
                 self._take_in(fragment)
@@ -148,6 +147,13 @@ class DiLoCo:
         if self._alpha:
             mixed = (1 - self._alpha) * fragment.outer + self._alpha * self._parameters.read(fragment.which)
         self._parameters.write(fragment.which, mixed)
+
+
+def turn(step: int, every: int, fragments: int) -> int | None:
+    """Whose turn it is after a step: fragment f has (f + 1) / fragments of each `every` steps, to the next whole one below."""
+    inside = (step - 1) % every + 1
+    number = (inside * fragments - 1) // every
+    return number if inside == (number + 1) * every // fragments else None
 
 
 def cut(sizes: list[int], fragments: int) -> list[range]:
