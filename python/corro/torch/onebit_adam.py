@@ -112,8 +112,8 @@ class OneBitAdam(torch.optim.Optimizer):
         scale = (squares / (1 - second**counted)).sqrt_().add_(group["eps"])
         change = momentum / scale / (1 - first**self._steps)
         if self._steps > self._freeze:
-            # A sign has the size of its block's mean, also where gradients were next to nothing: there a step would be as large
-            # as the squares are small. No step of Adam itself is larger than this.
+            # A sign has the size of its block's mean, also where gradients were next to nothing: there a step would be as
+            # large as the squares are small. No step of Adam itself is larger than this.
             most = max(1.0, (1 - first) / (1 - second) ** 0.5)
             change = torch.where(squares > 0, change, torch.zeros_like(change)).clamp_(-most, most)
         p.sub_(change, alpha=group["lr"])

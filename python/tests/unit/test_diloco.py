@@ -1,5 +1,7 @@
 """When fragments have their turns, and what they are made of."""
 
+import itertools
+
 from corro._front.local.diloco import cut, turn
 
 
@@ -10,7 +12,7 @@ def test_every_fragment_has_one_turn_a_round_and_all_are_spread_evenly():
             turns = [(step, turn(step, every, fragments)) for step in range(1, 2 * every + 1)]
             turns = [(step, number) for step, number in turns if number is not None]
             assert [number for _, number in turns] == 2 * list(range(fragments))
-            gaps = [after - before for (before, _), (after, _) in zip(turns, turns[1:], strict=False)]
+            gaps = [after - before for (before, _), (after, _) in itertools.pairwise(turns)]
             assert all(every // fragments <= gap <= -(-every // fragments) for gap in gaps), (every, fragments)
 
 

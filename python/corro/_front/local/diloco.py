@@ -150,7 +150,7 @@ class DiLoCo:
 
 
 def turn(step: int, every: int, fragments: int) -> int | None:
-    """Whose turn it is after a step: fragment f has (f + 1) / fragments of each `every` steps, to the next whole one below."""
+    """Whose turn it is after a step: fragment f comes (f + 1) / fragments of the way through each `every` steps."""
     inside = (step - 1) % every + 1
     number = (inside * fragments - 1) // every
     return number if inside == (number + 1) * every // fragments else None
