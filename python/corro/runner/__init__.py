@@ -17,6 +17,7 @@ import cloudpickle
 
 from corro import _native
 from corro._command import program
+from corro.runner._flags import asked, given, watching
 from corro.runner._results import JobFailed, interpret
 
 __all__ = ["JobFailed", "run"]
@@ -91,24 +92,23 @@ def run(
     if isinstance(network_interfaces, Iterable) and not isinstance(network_interfaces, str):
         network_interfaces = ",".join(network_interfaces)
     flags = [
-        *_given("--num-proc", num_proc),
-        *_given("--min-num-proc", min_num_proc),
-        *_given("--max-num-proc", max_num_proc),
-        *_given("--slots-per-host", slots),
-        *_given("--reset-limit", reset_limit),
+        *given("--num-proc", num_proc),
+        *given("--min-num-proc", min_num_proc),
+        *given("--max-num-proc", max_num_proc),
+        *given("--slots-per-host", slots),
+        *given("--reset-limit", reset_limit),
         *(["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range is not None else []),
-        *_given("--hosts", hosts),
-        *_given("--hostfile", hostfile),
-        *_given("--host-discovery-script", host_discovery_script),
-        *_given("--start-timeout", start_timeout),
-        *_given("--ssh-port", ssh_port),
-        *_given("--ssh-identity-file", ssh_identity_file),
-        *_given("--output-filename", output_filename),
-        *_given("--network-interfaces", network_interfaces),
-        *_given("--mpi-args", mpi_args),
+        *given("--hosts", hosts),
+        *given("--hostfile", hostfile),
+        *given("--host-discovery-script", host_discovery_script),
+        *given("--start-timeout", start_timeout),
+        *given("--ssh-port", ssh_port),
+        *given("--ssh-identity-file", ssh_identity_file),
+        *given("--output-filename", output_filename),
+        *given("--network-interfaces", network_interfaces),
+        *given("--mpi-args", mpi_args),
     ]
-    flags += [*_given("--record", record), *_given("--logdir", logdir)]
-    flags += [*_asked("--page", page), *_asked("--report", report), *_asked("--watch", watch)]
+    flags += [*watching(page, record, report, logdir), *asked("--watch", watch)]
     switches = {"--disable-cache": disable_cache, "--verbose": verbose, "--gloo": use_gloo, "--mpi": use_mpi}
     flags += [flag for flag, wanted in switches.items() if wanted]
 
@@ -122,17 +122,6 @@ def run(
         }
     )
     return interpret(results, failure, "corro.run")
-
-
-def _given(flag: str, value: Any) -> list[str]:
-    # One word: a value that begins with a dash must not be taken for a flag.
-    return [] if value is None else [f"{flag}={value}"]
-
-
-def _asked(flag: str, wanted: bool | str | os.PathLike[str]) -> list[str]:
-    if isinstance(wanted, bool):
-        return [flag] if wanted else []
-    return [f"{flag}={os.fspath(wanted)}"]
 
 
 def _variables(env: Mapping[str, str]) -> list[tuple[str, str]]:

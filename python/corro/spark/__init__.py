@@ -6,6 +6,7 @@ child of its task: it has the task's environment, memory limits and GPUs, and en
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ import cloudpickle
 
 from corro import _native
 from corro._tasks.driver import Wanted, run_job
+from corro.runner._flags import watching
 from corro.spark._spark_job import KIND, SPARKS_PYTHON, active_context, driver_address, tasks_of
 
 __all__ = ["run", "run_elastic"]
@@ -37,13 +39,19 @@ def run(
     nics: Iterable[str] | str | None = None,
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
+    *,
+    page: bool | str = False,
+    record: str | os.PathLike[str] | None = None,
+    report: bool | str | os.PathLike[str] = False,
+    logdir: str | os.PathLike[str] | None = None,
 ) -> list[T]:
     """Calls `fn(*args, **kwargs)` in `num_proc` Spark tasks and gives their results in the order of ranks.
 
     `num_proc` is Spark's default parallelism unless given. Ranks have the environment of their tasks, and `env` on top.
     What they write goes to `stdout` and `stderr`, file-like objects of text or bytes; by default to the driver's.
     `nics` are network interfaces to use. `executable` is the Python of the ranks, by default that of Spark's workers.
-    `use_mpi`, `use_gloo` and `extra_mpi_args` are taken, and change nothing.
+    `use_mpi`, `use_gloo` and `extra_mpi_args` are taken, and change nothing. `page`, `record`, `report` and `logdir` are
+    those of `corro.run`: the driver serves the job's live page, and writes the files.
 
     Raises `JobFailed`, a `RuntimeError`, if a rank fails or its executor is lost, and `TimeoutException` if Spark has not
     started all tasks within `start_timeout` seconds (`CORRO_SPARK_START_TIMEOUT`, 600). Ctrl-C, and cancelling the Spark
@@ -69,7 +77,11 @@ def run(
         fewest=count,
         most=count,
         is_elastic=False,
-        flags=[f"--num-proc={count}", *_flags(verbose, nics, prefix_output_with_timestamp)],
+        flags=[
+            f"--num-proc={count}",
+            *_flags(verbose, nics, prefix_output_with_timestamp),
+            *watching(page, record, report, logdir),
+        ],
         env=dict(env or {}),
         nics=_names(nics),
         start_timeout=_start_timeout(start_timeout),
@@ -97,12 +109,18 @@ def run_elastic(
     prefix_output_with_timestamp: bool = False,
     min_np: int | None = None,
     max_np: int | None = None,
+    *,
+    page: bool | str = False,
+    record: str | os.PathLike[str] | None = None,
+    report: bool | str | os.PathLike[str] = False,
+    logdir: str | os.PathLike[str] | None = None,
 ) -> list[T]:
     """As `run`, for a function made for elastic jobs (`hvd.elastic.run`): tasks and executors may come and go.
 
     The job begins with `min_num_proc` tasks or more (`num_proc` by default) and takes up to `max_num_proc`
     (`num_proc` by default) as Spark has slots for them. When an executor is lost, the other ranks go on, and Spark starts
     the lost tasks again (`spark.task.maxFailures`), whose ranks then join. Results are those of the last ranks.
+    `page` and its kin are as in `run`.
 
     Example:
         >>> def train():
@@ -133,7 +151,11 @@ def run_elastic(
         fewest=fewest,
         most=most,
         is_elastic=True,
-        flags=[*flags, *_flags(verbose, nics, prefix_output_with_timestamp)],
+        flags=[
+            *flags,
+            *_flags(verbose, nics, prefix_output_with_timestamp),
+            *watching(page, record, report, logdir),
+        ],
         env=dict(env or {}),
         nics=_names(nics),
         start_timeout=_start_timeout(start_timeout),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import threading
 import time
@@ -35,6 +36,25 @@ def test_results_come_by_rank_from_executors_of_their_own(spark: Any) -> None:
     assert sorted(out.getvalue().splitlines()) == [f"[{rank}]<stdout>:rank {rank} speaks" for rank in range(3)]
     complaints = [line for line in err.getvalue().decode().splitlines() if "complains" in line]
     assert sorted(complaints) == [f"[{rank}]<stderr>:rank {rank} complains" for rank in range(3)]
+
+
+def _descriptions(spark: Any) -> list[str]:
+    """What Spark's pages say of its jobs."""
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    described = [jobs.apply(at).description() for at in range(jobs.size())]
+    return [one.get() for one in described if one.isDefined()]
+
+
+def test_it_is_watched_by_page_and_recording_and_named_in_sparks_pages(spark: Any, tmp_path: Path) -> None:
+    said = io.StringIO()
+    record = tmp_path / "run.corro"
+    given = corro.spark.run(
+        functions.add_up, num_proc=2, nics=["lo"], page=True, record=record, stdout=said, stderr=said
+    )
+    assert [one["sum"] for one in given] == [1.0, 1.0]
+    assert "watch this job at http://127.0.0.1:" in said.getvalue()
+    assert record.stat().st_size > 0
+    assert any(re.fullmatch(r"corro\.spark\.run\.\d+: a Corro job on 2 tasks", one) for one in _descriptions(spark))
 
 
 def test_a_lambda_a_closure_and_fewer_processes_than_slots(spark: Any) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import corro
 import corro.numpy as hvd
+import corro.spark
 from horovod.common.util import split_list
 from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
 from horovod.runner.common.util import codec, host_hash, safe_shell_exec, secret
@@ -105,6 +106,14 @@ def arrays(x: NDArray[np.float32], some: hvd.ProcessSet) -> None:
     assert_type(hvd.broadcast_object({"a": 1}), Any)
     assert_type(hvd.allgather_object(hvd.rank()), list[int])
     print(hvd.HorovodInternalError, hvd.HostsUpdatedInterrupt)
+
+
+def on_spark() -> None:
+    def train(rate: float) -> int:
+        return round(rate) + hvd.rank()
+
+    assert_type(corro.spark.run(train, args=(0.1,), num_proc=2, nics=["lo"], page=True, record="run.corro"), list[int])
+    assert_type(corro.spark.run_elastic(train, (0.1,), num_proc=2, max_num_proc=4, report=True), list[int])
 
 
 class Loader(AsyncDataLoaderMixin, BaseDataLoader):
