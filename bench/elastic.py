@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long a training stands still when a rank is killed: Corro beside torchrun, in one run.
 
-    python bench/elastic.py [--kills 20] [--ranks 4] [--only corro,spare,torchrun,jax] [--out bench/results]
+    python bench/elastic.py [--kills 20] [--ranks 4] [--only corro,spare,torchrun,jax,gpu] [--out bench/results]
 
 The same small CNN on the same data, one thread a rank, on this host; each step waits 20 ms, as for data, so that more ranks than cores
 do not starve what is started anew. After some steps one rank is killed by SIGKILL, in turn
@@ -12,6 +12,7 @@ each of them; what counts is the time from the kill to the end of the next step,
 | corro | `corro run --min-np`: the others go on without it; a new process takes its place later |
 | spare | the same with `--spares 1`: a process that is started and imported already takes its place. Each kill waits until the launcher has said that a spare is ready, as it is when ranks die minutes apart |
 | jax | as corro, with `corro.jax`: those who are left keep the step that they have compiled; not in the run unless `--only` names it |
+| gpu | as corro, with tensors on the first GPU, which the ranks share, and steps that wait for nothing; always the last rank is killed, and memory of the GPU is told: that of the one who stays, and of all |
 | torchrun | `torchrun --max-restarts`: all processes are ended and started again, and load the last checkpoint |
 
 The ranks are this same script.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -77,6 +79,35 @@ def corro_rank(log: Path) -> None:
             optimizer.step()
             state.step += 1
             tell(log, rank=hvd.rank(), size=hvd.size(), step=state.step)
+            state.commit()
+
+    train(state)
+
+
+def gpu_rank(log: Path) -> None:
+    import torch
+    from torch import nn
+
+    import corro.torch as hvd
+
+    hvd.init()
+    torch.manual_seed(0)
+    net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(2048, 2048), nn.ReLU()))).cuda()
+    x = torch.randn(64, 2048, device="cuda")
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters(), 1e-5), net.named_parameters())
+    state = hvd.elastic.TorchState(net, optimizer, step=0)
+
+    @hvd.elastic.run
+    def train(state) -> None:
+        while True:
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+            torch.cuda.synchronize()
+            state.step += 1
+            free, total = torch.cuda.mem_get_info()
+            memory = {"own": torch.cuda.memory_allocated() >> 20, "all": (total - free) >> 20}
+            tell(log, rank=hvd.rank(), size=hvd.size(), step=state.step, **memory)
             state.commit()
 
     train(state)
@@ -167,9 +198,11 @@ class Watched:
             run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             command = [*run, "--max-restarts=1000", "--monitor-interval=0.1", *me, "--as", "torch"]
         else:
-            run = [str(Path(sys.executable).with_name("corro")), "run", "-np", str(ranks), "--min-np", "1"]
+            beside = str(Path(sys.executable).parent)
+            program = shutil.which("corro", path=f"{beside}{os.pathsep}{os.environ['PATH']}") or "corro"
+            run = [program, "run", "-np", str(ranks), "--min-np", "1"]
             spare = ["--spares", "1"] if way == "spare" else []
-            command = [*run, *spare, sys.executable, *me, "--as", "jax" if way == "jax" else "corro"]
+            command = [*run, *spare, sys.executable, *me, "--as", way if way in ("jax", "gpu") else "corro"]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_LOG": str(directory)}
         # Else torch 2.15 keeps one store for all restarts, in which Gloo finds the addresses of those who are dead.
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -240,6 +273,10 @@ class Watched:
         if any(s.get("traced", 1) > 1 for s in self.steps):
             raise Stuck("jax: a step was compiled anew")
         times = next_step["time"] - killed, full["time"] - killed
+        if self.way == "gpu":
+            # Some steps later, when caches of memory are filled again.
+            later = self.wait("steps", lambda s: s["pid"] in pids and s["step"] >= full["step"] + STEPS and s["size"] == ranks)
+            print(f"    GPU memory: {later['own']} MiB in tensors of rank {later['rank']}, {later['all']} MiB in all", file=sys.stderr)
         print(f"    rank {rank}: next step {times[0]:.2f} s, at full size {times[1]:.2f} s", file=sys.stderr, flush=True)
         return times
 
@@ -271,7 +308,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.rank_of:
         log = Path(os.environ["BENCH_LOG"])
-        return {"corro": corro_rank, "jax": jax_rank, "torch": torch_rank}[options.rank_of](log)
+        return {"corro": corro_rank, "jax": jax_rank, "gpu": gpu_rank, "torch": torch_rank}[options.rank_of](log)
 
     # Whoever ends this ends the jobs with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -286,7 +323,7 @@ def main() -> None:
             watched = Watched(way, options.ranks, Path(directory))
             try:
                 for i in range(kills):
-                    times.append(watched.kill(i % options.ranks, options.ranks))
+                    times.append(watched.kill(options.ranks - 1 if way == "gpu" else i % options.ranks, options.ranks))
             except Stuck as stuck:
                 # That is a result as well, and no reason to lose those of the others.
                 print(f"{stuck}\n{way:10} did not go on after kill {len(times) + 1} of {kills}", flush=True)
