@@ -9,6 +9,7 @@ Without the variable it is Corro's own plane that is beside MPI.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def main() -> None:
     hvd.init(comm=world)
     if world.rank == 0:
         line = " ".join(MPI.Get_library_version().split()[:3]).strip(",")
-        print(f"{line}, {world.size} ranks; tensors by {'mpi' if hvd.mpi_enabled() else 'corro'}")
+        print(f"{line}, {world.size} ranks; tensors by {'mpi' if os.environ.get('CORRO_CPU_OPERATIONS') == 'mpi' else 'corro'}")
         print(f"{'bytes':>10} {'mpi4py us':>10} {'corro us':>10} {'ratio':>6}")
     for size in map(size_of, options.sizes.split(",")):
         ours, theirs = (np.zeros(size // 4, np.float32) for _ in range(2))
