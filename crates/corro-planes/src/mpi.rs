@@ -195,9 +195,11 @@ impl Plane for MpiPlane {
     }
 
     fn release(&self) -> Option<Release> {
-        let released = Arc::clone(&self.released);
+        let (released, mpi) = (Arc::clone(&self.released), self.mpi.clone());
         Some(Box::new(move || {
             released.store(true, Ordering::SeqCst);
+            // Ending MPI would wait for whoever is lost, also where nothing was under way.
+            mpi.give_up();
             Ok(())
         }))
     }
