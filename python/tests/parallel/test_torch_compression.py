@@ -294,6 +294,20 @@ def test_onebit_adam_learns():
     assert coded < 1.5 * plain + 0.02
 
 
+def test_one_bit_adam_takes_no_step_that_adam_would_not():
+    weight = torch.nn.Parameter(torch.zeros(64))
+    code = hvd.Compression.onebit(block=32, inside=True)
+    optimizer = hvd.OneBitAdam([("weight", weight)], lr=0.01, freeze=5, compression=code)
+    for _ in range(20):
+        before = weight.detach().clone()
+        # One value of the block has next to no gradient; its sign will have the size of the others.
+        weight.grad = torch.ones(64)
+        weight.grad[0] = 1e-12
+        optimizer.step()
+        largest = (weight.detach() - before).abs().max().item()
+        assert largest <= 0.01 * (1 - 0.9) / (1 - 0.999) ** 0.5 * 1.001
+
+
 def test_auto_decides_alike_everywhere(capfd):
     net, _ = train("auto", steps=3)
     states = hvd.allgather_object(net.state_dict())
