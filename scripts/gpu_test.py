@@ -3,7 +3,8 @@
 
 gpu_test.py check                       fails unless there is a GPU
 gpu_test.py build [FOLDER]              programs and packages into FOLDER (target/gpu)
-gpu_test.py run [FOLDER] [--only WORD]  runs them; needs the NVIDIA driver and a Python with torch and JAX
+gpu_test.py run [FOLDER] [--only WORD] [--without WORD]
+                                        runs them; needs the NVIDIA driver and a Python with torch, JAX and TensorFlow
 gpu_test.py bench [FOLDER] [OPTION]...  bench/gpu.py with the package of FOLDER
 
 The machine with the GPU need not be the one that builds: carry the repository and FOLDER there. Ranks are processes that
@@ -37,6 +38,8 @@ JOBS = [
     ("2 ranks, NCCL", 2, "run.py", {"CORRO_GPU_PLANE": "nccl"}),
     ("JAX, 2 ranks", 2, "run_jax.py", {}),
     ("JAX, 4 ranks, staged", 4, "run_jax.py", {"CORRO_GPU_PLANE": "staged"}),
+    ("TensorFlow, 2 ranks", 2, "run_tensorflow.py", {}),
+    ("TensorFlow, 4 ranks", 4, "run_tensorflow.py", {}),
 ]
 
 
@@ -79,7 +82,12 @@ def environment(folder: Path) -> dict[str, str]:
         zipfile.ZipFile(wheels[0]).extractall(package)
     scripts = next(package.glob("*.data/scripts"))
     (scripts / "corro").chmod(0o755)
-    found = {**os.environ, "PYTHONPATH": str(package), "PATH": f"{scripts}:{os.environ['PATH']}", "CORRO_DYNAMIC_PROCESS_SETS": "1"}
+    found = {
+        **os.environ,
+        "PYTHONPATH": str(package),
+        "PATH": f"{scripts}:{os.environ['PATH']}",
+        "CORRO_DYNAMIC_PROCESS_SETS": "1",
+    }
     where = "import nvidia.nccl as n; print(list(n.__path__)[0])"
     nccl = subprocess.run([PYTHON, "-c", where], capture_output=True, text=True).stdout.strip()
     library = Path(nccl, "lib", "libnccl.so.2")
@@ -104,7 +112,7 @@ def run_one(name: str, command: list[str], env: dict[str, str]) -> bool:
     return code == 0
 
 
-def run(folder: Path, only: str) -> int:
+def run(folder: Path, only: str, without: str) -> int:
     env = environment(folder)
     tests = []
     for crate in CRATES:
@@ -113,8 +121,12 @@ def run(folder: Path, only: str) -> int:
     for name, ranks, program, more in JOBS:
         command = ["corro", "run", "-np", str(ranks), PYTHON, f"python/tests/gpu/{program}"]
         tests.append((f"Python, {name}", command, {**env, **more}))
-    verdicts = {name: run_one(name, command, env) for name, command, env in tests if only in name}
+    chosen = [test for test in tests if only in test[0] and not (without and without in test[0])]
+    verdicts = {name: run_one(name, command, env) for name, command, env in chosen}
     print()
+    for name, _, _ in tests:
+        if name not in verdicts:
+            print(f"not run {name}")
     for name, passed in verdicts.items():
         print(f"{'passed' if passed else 'FAILED'}  {name}")
     failed = not verdicts or not all(verdicts.values())
@@ -138,7 +150,8 @@ def main() -> int:
         build(folder)
         return 0
     if what == "run":
-        return run(folder, arguments[1] if arguments[:1] == ["--only"] else "")
+        options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+        return run(folder, options.get("--only", ""), options.get("--without", ""))
     return subprocess.run([PYTHON, str(ROOT / "bench/gpu.py"), *arguments], env=environment(folder)).returncode
 
 

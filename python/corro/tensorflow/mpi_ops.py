@@ -131,7 +131,7 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
-    """Whether operations run on a GPU: not yet. For scripts that ask Horovod.
+    """Whether Corro found a GPU. Operations can be placed on it; TensorFlow copies their tensors through the host's memory.
 
     Example:
         >>> hvd.gpu_available()
