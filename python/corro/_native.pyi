@@ -63,7 +63,14 @@ class StoreClient:
         launched: bool,
     ) -> StoreClient: ...
     def init(
-        self, name: str, dtype: int, shape: tuple[int, int], rule: str, striped: bool, memory: _Memory | None
+        self,
+        name: str,
+        dtype: int,
+        shape: tuple[int, int],
+        rule: str,
+        striped: bool,
+        memory: _Memory | None,
+        compression: str | None,
     ) -> None: ...
     def push(self, name: str, memory: _Memory, priority: int, rate: float | None) -> None: ...
     def push_rows(self, name: str, rows: _Memory, elements: _Memory, priority: int, rate: float | None) -> None: ...

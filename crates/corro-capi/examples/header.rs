@@ -8,7 +8,7 @@ pub(crate) fn header() -> String {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml");
     let mut builder = cbindgen::Builder::new().with_config(config);
     // In the order in which somebody would read it.
-    for file in ["status.rs", "job.rs", "tickets.rs", "submit.rs", "sets.rs"] {
+    for file in ["status.rs", "job.rs", "tickets.rs", "submit.rs", "sets.rs", "stores.rs"] {
         builder = builder.with_src(root.join("src").join(file));
     }
     let mut text = Vec::new();

@@ -72,6 +72,28 @@ typedef enum corro_op {
   CORRO_OP_PRODUCT = 5,
 } corro_op;
 
+// How far the workers of a store may drift apart.
+typedef enum corro_consistency {
+  // Rounds: what is pulled has one push of every worker in it, added in the order of ranks.
+  CORRO_CONSISTENCY_BSP = 0,
+  // A worker that begins a step is at most `bound` steps ahead of the slowest.
+  CORRO_CONSISTENCY_SSP = 1,
+  // Nobody waits for anybody. With a `bound` of 1, updates that come d versions late count 1 / (1 + d).
+  CORRO_CONSISTENCY_ASYNC = 2,
+} corro_consistency;
+
+// What a push does.
+typedef enum corro_rule {
+  // The value is the sum of one push of every worker. In rounds only.
+  CORRO_RULE_SUM = 0,
+  // The same, divided by how many have pushed.
+  CORRO_RULE_AVERAGE = 1,
+  // It is added to the value.
+  CORRO_RULE_ADD = 2,
+  // It is a gradient: the optimizer of `corro_store_set_optimizer` updates the value with it.
+  CORRO_RULE_UPDATE = 3,
+} corro_rule;
+
 // Stands for an operation that was submitted. Never 0.
 typedef uint64_t corro_ticket;
 
@@ -101,6 +123,9 @@ typedef struct corro_tensor {
   // For how many bytes `output` has room. A result that turns out to be larger goes into memory of the library's.
   size_t output_bytes;
 } corro_tensor;
+
+// Stands for a store. Never 0.
+typedef uint64_t corro_store;
 
 #ifdef __cplusplus
 extern "C" {
@@ -324,6 +349,96 @@ int32_t corro_process_sets(uint32_t *sets, size_t room, size_t *count);
 //
 // `ranks` has room for `room` numbers, and `count` may be written to.
 int32_t corro_process_set_ranks(uint32_t set, int *ranks, size_t room, size_t *count);
+
+// Makes a store of named arrays at the servers of this job, for the ranks of a process set (0: all). All of them must. Servers are
+// those that `corro run --servers` has started; without them, one in a thread of every rank. `consistency` is a
+// `corro_consistency`, and `bound` the number of steps for those that have one.
+//
+// `store` may be written to.
+int32_t corro_store_open(uint32_t process_set,
+                         int32_t consistency,
+                         uint64_t bound,
+                         corro_store *store);
+
+// Names an array of `rows` times `width` elements, and waits until it has its first value: that of the set's first rank (`NULL`:
+// zeros). Every rank must name the same arrays in the same order. `dtype` is a `corro_dtype`, `rule` a `corro_rule`. `by_rows` other
+// than 0: rows are pushed and pulled one by one. `compression` (`NULL`: none) is `"fp16"`, `"bf16"` or `"int8"`: a float32 array is
+// pushed with fewer bytes, and what a push leaves out goes with the next.
+//
+// `name` is a text, `compression` a text or `NULL`, and `value` the whole array or `NULL`.
+int32_t corro_store_init(corro_store store,
+                         const char *name,
+                         int32_t dtype,
+                         uint64_t rows,
+                         uint32_t width,
+                         int32_t rule,
+                         int32_t by_rows,
+                         const char *compression,
+                         const void *value);
+
+// Servers update with this optimizer from now on: its name and numbers, as in `"adam lr=0.01 beta1=0.9"`. There are sgd (lr, momentum,
+// nesterov, weight_decay), adam and adamw (lr, beta1, beta2, eps, weight_decay), adagrad (lr, eps, weight_decay,
+// initial_accumulator_value) and row_adagrad (lr, eps, initial_accumulator_value).
+//
+// `optimizer` is a text.
+int32_t corro_store_set_optimizer(corro_store store,
+                                  const char *optimizer);
+
+// Pushes all of an array, and does not wait: its memory may be used again at once. Lower priorities go first. `rate` is a learning rate
+// in place of the optimizer's own; not a number: none.
+//
+// `name` is a text, and `value` has `size` bytes.
+int32_t corro_store_push(corro_store store,
+                         const char *name,
+                         const void *value,
+                         size_t size,
+                         int64_t priority,
+                         float rate);
+
+// Reads all of an array; in rounds it waits for those who have not pushed yet.
+//
+// `name` is a text, and `value` has `size` bytes that nobody else touches.
+int32_t corro_store_pull(corro_store store, const char *name, void *value, size_t size);
+
+// Pushes some rows of an array; one that is there twice is added up. In rounds every rank must, if only with none.
+//
+// `name` is a text, `rows` has `count` numbers, and `values` `size` bytes.
+int32_t corro_store_push_rows(corro_store store,
+                              const char *name,
+                              const uint64_t *rows,
+                              size_t count,
+                              const void *values,
+                              size_t size,
+                              float rate);
+
+// Reads some rows of an array, in the order of `rows`.
+//
+// `name` is a text, `rows` has `count` numbers, and `values` `size` bytes that nobody else touches.
+int32_t corro_store_pull_rows(corro_store store,
+                              const char *name,
+                              const uint64_t *rows,
+                              size_t count,
+                              void *values,
+                              size_t size);
+
+// A step of this rank is over: with a bound, the others may go on as far as it allows.
+int32_t corro_store_clock(corro_store store);
+
+// Waits until all ranks of the store are here, and what they have pushed before is in what is pulled after.
+int32_t corro_store_barrier(corro_store store);
+
+// Writes all that servers own to a file of the first rank's. All must call it.
+//
+// `file` is a text.
+int32_t corro_store_save(corro_store store, const char *file);
+
+// Gives servers what `corro_store_save` has written, after the same inits; there may be more or fewer servers now.
+//
+// `file` is a text.
+int32_t corro_store_load(corro_store store, const char *file);
+
+// Leaves the store when all do.
+int32_t corro_store_close(corro_store store);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -11,5 +11,6 @@ pub mod job;
 mod pointers;
 pub mod sets;
 pub mod status;
+pub mod stores;
 pub mod submit;
 pub mod tickets;

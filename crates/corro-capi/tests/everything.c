@@ -1,6 +1,7 @@
 /* Every function of corro.h, rightly and wrongly used. Started by examples.rs on several ranks. */
 
 #include <corro.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -321,6 +322,57 @@ static void records(void) {
   free(text);
 }
 
+static void stores(void) {
+  corro_store store;
+  float ones[4] = {1, 1, 1, 1}, value[4] = {0};
+  REFUSED(corro_store_open(0, 7, 0, &store), "corro_consistency");
+  REFUSED(corro_store_open(0, CORRO_CONSISTENCY_BSP, 0, NULL), "place for the store");
+  REFUSED(corro_store_clock(12345), "no store 12345");
+
+  OK(corro_store_open(0, CORRO_CONSISTENCY_BSP, 0, &store));
+  const int f32 = CORRO_DTYPE_FLOAT32;
+  OK(corro_store_init(store, "sum", f32, 4, 1, CORRO_RULE_SUM, 0, NULL, NULL));
+  OK(corro_store_init(store, "mean", f32, 4, 1, CORRO_RULE_AVERAGE, 0, "bf16", NULL));
+  OK(corro_store_init(store, "table", f32, 2, 2, CORRO_RULE_UPDATE, 1, NULL, ones));
+  REFUSED(corro_store_init(store, "odd", f32, 1, 1, 9, 0, NULL, NULL), "corro_rule");
+  REFUSED(corro_store_init(store, "odd", f32, 1, 1, CORRO_RULE_SUM, 0, "onebit", NULL), "int8");
+  REFUSED(corro_store_set_optimizer(store, "sgd lr"), "key=number");
+  OK(corro_store_set_optimizer(store, "sgd lr=0.5"));
+  for (int round = 1; round <= 3; round++) {
+    for (int i = 0; i < 4; i++) ones[i] = (float)(rank + round);
+    OK(corro_store_push(store, "sum", ones, sizeof ones, 0, (float)NAN));
+    OK(corro_store_push(store, "mean", ones, sizeof ones, 1, (float)NAN));
+    OK(corro_store_pull(store, "mean", value, sizeof value));
+    EXPECT(value[0] == (float)(size - 1) / 2 + (float)round);
+    OK(corro_store_pull(store, "sum", value, sizeof value));
+    EXPECT(value[3] == (float)(size * (size - 1)) / 2 + (float)(size * round));
+  }
+  const uint64_t rows[2] = {1, 1};
+  const float gradient[4] = {1, 0, 1, 0};
+  OK(corro_store_push_rows(store, "table", rows, 2, gradient, sizeof gradient, (float)NAN));
+  OK(corro_store_pull_rows(store, "table", rows, 2, value, sizeof value));
+  EXPECT(value[0] == 0 && value[1] == 1 && value[2] == 0);
+  const uint64_t wrong = 2;
+  REFUSED(corro_store_pull_rows(store, "table", &wrong, 1, value, 8), "row 2 of \"table\"");
+  OK(corro_store_barrier(store));
+  OK(corro_store_close(store));
+  REFUSED(corro_store_close(store), "closed already");
+
+  OK(corro_store_open(0, CORRO_CONSISTENCY_SSP, 2, &store));
+  OK(corro_store_init(store, "count", f32, 4, 1, CORRO_RULE_ADD, 0, NULL, NULL));
+  for (int i = 0; i < 4; i++) ones[i] = 1;
+  for (int step = 0; step < 5; step++) {
+    OK(corro_store_push(store, "count", ones, sizeof ones, 0, (float)NAN));
+    OK(corro_store_clock(store));
+    OK(corro_store_pull(store, "count", value, sizeof value));
+    EXPECT(value[0] >= (float)(step + 1));
+  }
+  OK(corro_store_barrier(store));
+  OK(corro_store_pull(store, "count", value, sizeof value));
+  EXPECT(value[0] == (float)(5 * size));
+  OK(corro_store_close(store));
+}
+
 int main(void) {
   before_init();
   for (int time = 0; time < 3; time++) {
@@ -334,6 +386,7 @@ int main(void) {
     called = 0;
     waiting();
     sets();
+    stores();
     records();
     /* Under way while the job ends. */
     float x = 1;

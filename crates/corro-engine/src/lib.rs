@@ -9,6 +9,7 @@
 //! | `engine`, `options`, `submission`, `ticket`, `promise` | what programs see |
 //! | `core`, `sets`, `threads`, `process` | what all process sets share; which there are, and how they end; the program's threads, and those of others |
 //! | `set` | one process set at work |
+//! | [`store`] | stores of parameters at servers of the job |
 //! | `watch` ([`timeline`], [`trace`], [`metrics`], [`recorder`], [`clock`]) | what is written down about a job |
 //! | `tuning` ([`autotune`], [`gaussian`]) | which settings to try next; pure |
 
@@ -23,6 +24,7 @@ mod process;
 mod promise;
 mod set;
 mod sets;
+pub mod store;
 mod submission;
 mod threads;
 mod ticket;

@@ -25,7 +25,7 @@ use crate::job::Job;
 use crate::keyboard::{self, Keyboard};
 use crate::output::Output;
 use crate::process_id::ProcessId;
-use crate::servers::{self, Servers};
+use crate::servers::Servers;
 use crate::start::{Local, Starter};
 use crate::threads::{self, Share};
 use crate::variables::Common;
@@ -134,7 +134,7 @@ impl<'a> Launcher<'a> {
         let deadline = Deadline::after(self.job.start_timeout);
         let mut client = self.client(deadline)?;
         for (server, addresses) in addresses.iter().enumerate() {
-            client.set(&servers::key(server), addresses.as_str(), deadline)?;
+            client.set(&corro_server::launched::key(server), addresses.as_str(), deadline)?;
         }
         Ok(())
     }

@@ -23,11 +23,6 @@ const GREETING: &str = "corro server";
 /// How long a server may take to go.
 const GOODBYE: Duration = Duration::from_millis(500);
 
-/// Where in the store it is said where a server listens.
-pub(crate) fn key(server: usize) -> String {
-    format!("launch/server/{server}")
-}
-
 /// Servers that run. They end when dropped.
 pub(crate) struct Servers {
     running: Vec<(String, Child)>,

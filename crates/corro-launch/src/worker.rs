@@ -7,9 +7,6 @@ use corro_core::{Deadline, Error, Rank, Result, config};
 use corro_transport::secret::Secret;
 use corro_transport::{Place, Settings, look_up, store};
 
-use crate::server_plan::ServerPlan;
-use crate::servers;
-
 /// Where the job's payload lies.
 pub(crate) const PAYLOAD: &str = "launch/payload";
 /// Well below what a store takes at once.
@@ -51,20 +48,6 @@ fn connect() -> Result<(store::Client, Deadline)> {
     let addresses = look_up(&config::RENDEZVOUS.value().ok_or_else(|| alone(&config::RENDEZVOUS))?)?;
     let secret = Secret::parse(&config::SECRET.value().ok_or_else(|| alone(&config::SECRET))?)?;
     Ok((store::Client::connect(&addresses, &secret, settings.tls, deadline)?, deadline))
-}
-
-/// In a rank: whether the job's parameter servers have hosts of their own, and where each listens. None: there are no servers.
-pub fn servers() -> Result<Option<(bool, Vec<Vec<String>>)>> {
-    let Some(setting) = config::SERVERS.value() else { return Ok(None) };
-    let (count, apart) = ServerPlan::understand(&setting)?;
-    let (mut client, deadline) = connect()?;
-    let mut all = Vec::new();
-    for server in 0..count {
-        let text = client.get(&servers::key(server), deadline)?;
-        let text = String::from_utf8(text).map_err(|_| Error::Malformed("the address of a server".into()))?;
-        all.push(text.split(',').map(str::to_owned).collect());
-    }
-    Ok(Some((apart, all)))
 }
 
 /// Stores `value` in parts, and last how many there are.

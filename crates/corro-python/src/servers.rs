@@ -14,9 +14,9 @@ use corro_core::{DType, Error, Result};
 use corro_server::client::{self, Client, ServerAddress, StoreConfig};
 use corro_server::server::Server;
 use corro_server::session::KeySpec;
-use corro_server::{Consistency, Optimizer, Rule};
+use corro_server::{Code, Consistency, Optimizer, Rule, launched};
+use corro_transport::Settings;
 use corro_transport::secret::Secret;
-use corro_transport::{Place, Settings};
 use pyo3::prelude::*;
 
 use crate::error::exception;
@@ -32,16 +32,17 @@ fn secret(py: Python<'_>, launched: bool) -> PyResult<Secret> {
     if !launched {
         return Ok(Secret::from_bytes(engine(py)?.object_key().derive("parameter servers")));
     }
-    let place = Place::from_env().map_err(|error| exception(py, &error))?;
-    let secret =
-        place.as_ref().and_then(Place::launchers_store).map(|(_, secret)| corro_server::server::job_secret(secret));
-    secret.ok_or_else(|| exception(py, &Error::Usage("no launcher of corro's has started this process".into())))
+    launched::secret().map_err(|error| exception(py, &error))
 }
 
 /// Whether the servers that the launcher has started have hosts of their own, and where each is.
 #[pyfunction]
 pub(crate) fn launched_servers(py: Python<'_>) -> PyResult<(bool, Vec<Vec<String>>)> {
-    outside(py, || Ok(corro_launch::worker::servers()?.unwrap_or_default()))
+    outside(py, || {
+        let text = |addresses: Vec<SocketAddr>| addresses.iter().map(ToString::to_string).collect();
+        let found = launched::servers()?.map(|found| (found.apart, found.addresses.into_iter().map(text).collect()));
+        Ok(found.unwrap_or_default())
+    })
 }
 
 /// The shares of one spare host and of one worker host in the parameters.
@@ -212,6 +213,7 @@ impl StoreClient {
         rule: &str,
         striped: bool,
         memory: Option<Memory>,
+        compression: Option<&str>,
     ) -> PyResult<()> {
         let dtype = DType::from_id(dtype).ok_or_else(|| exception(py, &Error::Usage("an unknown dtype".into())))?;
         let rule = match rule {
@@ -220,7 +222,8 @@ impl StoreClient {
             "add" => Rule::Add,
             _ => Rule::Update,
         };
-        let spec = KeySpec { name, dtype, rows: shape.0, width: shape.1, rule, striped };
+        let code = compression.map(|text| Code::of(&text.parse()?)).transpose().map_err(|e| exception(py, &e))?;
+        let spec = KeySpec { name, dtype, rows: shape.0, width: shape.1, rule, striped, code };
         // SAFETY: corro/ps holds the array until this returns.
         let value = memory.map(|memory| unsafe { readable(memory) });
         self.with(py, |client| client.init(spec, value))

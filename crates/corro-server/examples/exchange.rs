@@ -6,18 +6,18 @@
 //!                                                       rounds of push and pull; prints seconds of each and a hash of all values
 //! exchange small ME WORKERS COUNT SERVER=SHARE          pushes and pulls of one float, one after the other and many at once
 //! ```
-//! MODE is `sum`, `adam` (rounds, the server's optimizer), or a bound for staleness with `add`. `CORRO_EXCHANGE_HICCUPS` in
-//! milliseconds makes 5 % of a worker's rounds six times as long as that, and the others as long.
+//! MODE is `sum`, `adam` (rounds, the server's optimizer), or a bound for staleness with `add`. It may be followed by `,hiccups=MS`: 5 % of a
+//! worker's rounds then take six times as many milliseconds, the others once; and by `,code=fp16`, `bf16` or `int8`: how values travel.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-use corro_core::{DType, Error, Result, config};
+use corro_core::{DType, Error, Result};
 use corro_server::client::{Client, ServerAddress, StoreConfig};
 use corro_server::server::Server;
 use corro_server::session::KeySpec;
-use corro_server::{Consistency, Optimizer, Rule};
+use corro_server::{Code, Consistency, Optimizer, Rule};
 use corro_transport::secret::Secret;
 
 fn main() -> std::process::ExitCode {
@@ -78,6 +78,16 @@ fn connect(me: u32, workers: u32, consistency: Consistency, servers: &[&str]) ->
 }
 
 fn work(me: u32, workers: u32, mode: &str, bytes: usize, rounds: u64, servers: &[&str]) -> Result<()> {
+    let mut options = mode.split(',');
+    let mode = options.next().unwrap_or_default();
+    let (mut hiccups, mut code) = (0u64, None);
+    for option in options {
+        match option.split_once('=') {
+            Some(("hiccups", milliseconds)) => hiccups = number(milliseconds),
+            Some(("code", compression)) => code = Some(Code::of(&compression.parse()?)?),
+            _ => return Err(Error::Usage(format!("{option:?}: see the head of exchange.rs"))),
+        }
+    }
     let (consistency, rule) = match mode {
         "sum" => (Consistency::Bsp, Rule::Average),
         "adam" => (Consistency::Bsp, Rule::Update),
@@ -92,6 +102,7 @@ fn work(me: u32, workers: u32, mode: &str, bytes: usize, rounds: u64, servers: &
         width: 16,
         rule,
         striped: false,
+        code,
     };
     client.init(spec, None)?;
     if rule == Rule::Update {
@@ -105,7 +116,6 @@ fn work(me: u32, workers: u32, mode: &str, bytes: usize, rounds: u64, servers: &
         })?;
     }
     client.barrier()?;
-    let hiccups: u64 = config::foreign("CORRO_EXCHANGE_HICCUPS").map_or(0, |text| number(&text));
     let (mut hash, mut value, mut random) = (DefaultHasher::new(), vec![0; elements / 16 * 64], u64::from(me) + 1);
     let begin = Instant::now();
     for round in 0..rounds {
@@ -133,7 +143,8 @@ fn work(me: u32, workers: u32, mode: &str, bytes: usize, rounds: u64, servers: &
 
 fn small(me: u32, workers: u32, count: u64, servers: &[&str]) -> Result<()> {
     let client = connect(me, workers, Consistency::Async { staleness_lr: false }, servers)?;
-    let spec = KeySpec { name: "x".into(), dtype: DType::F32, rows: 1, width: 1, rule: Rule::Add, striped: false };
+    let spec =
+        KeySpec { name: "x".into(), dtype: DType::F32, rows: 1, width: 1, rule: Rule::Add, striped: false, code: None };
     client.init(spec, None)?;
     client.barrier()?;
     let (one, mut value) = (1f32.to_le_bytes(), [0; 4]);

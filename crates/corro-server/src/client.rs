@@ -1,12 +1,15 @@
 //! A worker's end of its store: the [`Session`] with its connections, and the thread that serves them.
 //!
-//! Calls that wait have a deadline; when it passes, servers are asked for whom they wait, and the error says so.
+//! Whoever waits, works: a call that waits for an answer sends and receives itself, as waking a thread takes longer than a small push and pull.
+//! The thread serves the connections while nobody waits. Calls that wait have a deadline; when it passes, servers are asked for
+//! whom they wait, and the error says so.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -29,6 +32,8 @@ use crate::words::{Consistency, Payload, ServerId, WorkerId};
 const QUEUED_BYTES: usize = 512 << 20;
 /// How much is handed to a connection at once: what is there can't be overtaken any more.
 const HANDED_BYTES: usize = 256 * 1024;
+/// For how long after a wait the thread leaves the connections to whoever waits next.
+const LEFT_ALONE: Duration = Duration::from_millis(1);
 /// How often one who waits is asked whether it shall go on.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long servers may take to say for whom they wait.
@@ -94,9 +99,17 @@ pub struct Client {
 
 #[derive(Debug)]
 struct Shared {
+    /// Never locked before the connections by one who wants both.
     state: Mutex<State>,
+    connections: Mutex<Connections>,
+    /// Something was heard, or the connections are free.
     changed: Condvar,
     waker: Waker,
+    /// How many wait and have found the connections taken.
+    waiting: AtomicUsize,
+    begin: Instant,
+    /// Until when (in microseconds since `begin`) callers serve the connections themselves.
+    left_alone: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -112,6 +125,30 @@ impl Shared {
     // A panic elsewhere leaves the session whole enough to fail with words.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connections, if nobody else serves them.
+    fn take(&self) -> Option<MutexGuard<'_, Connections>> {
+        match self.connections.try_lock() {
+            Ok(connections) => Some(connections),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.begin.elapsed().as_micros() as u64
+    }
+
+    /// The thread is not to serve the connections for a moment.
+    fn leave_alone(&self) {
+        self.left_alone.store(self.now() + LEFT_ALONE.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// For how long the thread is still to leave the connections alone.
+    fn pause(&self) -> Option<Duration> {
+        let left = self.left_alone.load(Ordering::Relaxed).checked_sub(self.now())?;
+        (left > 0).then(|| Duration::from_micros(left))
     }
 }
 
@@ -136,19 +173,33 @@ impl Client {
             wires.insert(server, wire);
         }
         let state = Mutex::new(State { session, closing: false, moved: (0, 0) });
-        let shared = Arc::new(Shared { state, changed: Condvar::new(), waker: Waker::new()? });
-        let serving = Connections { shared: shared.clone(), wires, unfinished: false };
+        let shared = Arc::new(Shared {
+            state,
+            connections: Mutex::new(Connections { wires, unfinished: false }),
+            changed: Condvar::new(),
+            waker: Waker::new()?,
+            waiting: AtomicUsize::new(0),
+            begin: Instant::now(),
+            left_alone: AtomicU64::new(0),
+        });
+        let serving = shared.clone();
         let thread = std::thread::Builder::new()
             .name("corro-store-client".into())
-            .spawn(move || serving.run())
+            .spawn(move || serve(&serving))
             .map_err(|e| Error::io("starting the thread that talks to parameter servers", e))?;
         Ok(Self { shared, config, thread: Some(thread) })
     }
 
-    /// Does something with the session, and lets its thread send what follows from it.
+    /// Does something with the session, and has what follows from it sent: at once by the thread, or in a moment by whoever waits
+    /// next.
     fn with<T>(&self, work: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
-        let result = work(&mut self.shared.lock().session);
-        self.shared.waker.ring();
+        let mut state = self.shared.lock();
+        let result = work(&mut state.session);
+        let much = state.session.queued_bytes() > HANDED_BYTES;
+        drop(state);
+        if much || self.shared.pause().is_none() || self.shared.take().is_none() {
+            self.shared.waker.ring();
+        }
         result
     }
 
@@ -329,25 +380,35 @@ impl Client {
         what: &str,
         mut look: impl FnMut(&mut Session) -> Result<Option<T>>,
     ) -> Result<T> {
-        let mut state = self.shared.lock();
+        let mut asked = Instant::now();
         loop {
+            let mut state = self.shared.lock();
             if let Some(found) = look(&mut state.session)? {
                 return Ok(found);
             }
+            let nap = deadline.left().unwrap_or(Duration::MAX).min(LOOK);
             if deadline.passed() {
                 drop(state);
                 return Err(self.late(deadline, what));
             }
-            let nap = deadline.left().unwrap_or(Duration::MAX).min(LOOK);
-            let (woken, napped) = self.shared.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner);
-            if napped.timed_out() {
-                drop(woken);
+            if let Some(mut connections) = self.shared.take() {
+                drop(state);
+                connections.turn(&self.shared, nap);
+                drop(connections);
+                self.shared.leave_alone();
+                // Another one who waits may go on with them.
+                self.shared.changed.notify_all();
+            } else {
+                self.shared.waiting.fetch_add(1, Ordering::AcqRel);
+                self.shared.waker.ring();
+                drop(self.shared.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0);
+                self.shared.waiting.fetch_sub(1, Ordering::AcqRel);
+            }
+            if asked.elapsed() >= LOOK {
+                asked = Instant::now();
                 if (self.config.interrupted)() {
                     return Err(Error::Withdrawn);
                 }
-                state = self.shared.lock();
-            } else {
-                state = woken;
             }
         }
     }
@@ -358,6 +419,7 @@ impl Client {
         let mut reasons = Vec::new();
         let asked = self.with(|session| session.ask_all(|id| Request::Stats { id })).unwrap_or_default();
         let mut state = self.shared.lock();
+        self.shared.waker.ring();
         while !explain.passed() && !asked.iter().all(|id| state.session.is_answered(*id)) {
             let nap = explain.left().unwrap_or_default();
             state = self.shared.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
@@ -397,48 +459,74 @@ impl Drop for Client {
     }
 }
 
-/// What the thread owns.
+/// The thread: serves the connections while nobody waits, until the client is dropped and all is said.
+fn serve(shared: &Shared) {
+    let mut ending: Option<Instant> = None;
+    loop {
+        let pause = shared.pause().or_else(|| (shared.waiting.load(Ordering::Acquire) > 0).then_some(LEFT_ALONE));
+        if let Some(pause) = pause.filter(|_| ending.is_none() && !shared.lock().closing) {
+            // Whoever has much to send rings, and somebody has to send it.
+            let mut fds = [PollFd::from_borrowed_fd(shared.waker.as_fd(), PollFlags::IN)];
+            if door::sleep(&mut fds, Some(pause)).is_err() {
+                std::thread::sleep(LEFT_ALONE);
+            }
+        }
+        let mut connections = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        if connections.hand_over(shared) {
+            let until = *ending.get_or_insert_with(|| Instant::now() + BYE_TIME);
+            if connections.wires.values().all(|wire| wire.waiting() == 0) || Instant::now() >= until {
+                return;
+            }
+        }
+        // While somebody waits, it may have them as soon as nothing more is to be read just now.
+        let nap = match (ending, shared.waiting.load(Ordering::Acquire)) {
+            (Some(_), _) => Duration::from_millis(20),
+            (None, 0) => Duration::from_secs(3600),
+            (None, _) => Duration::ZERO,
+        };
+        connections.turn(shared, nap);
+        drop(connections);
+        shared.changed.notify_all();
+    }
+}
+
+/// The connections to all servers; served by one at a time.
 struct Connections {
-    shared: Arc<Shared>,
     wires: BTreeMap<ServerId, Wire<Response>>,
     unfinished: bool,
 }
 
+impl std::fmt::Debug for Connections {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connections").field("servers", &self.wires.len()).finish_non_exhaustive()
+    }
+}
+
 impl Connections {
-    fn run(mut self) {
-        let mut ending: Option<Instant> = None;
-        loop {
-            if self.hand_over() {
-                let until = *ending.get_or_insert_with(|| Instant::now() + BYE_TIME);
-                let idle = self.wires.values().all(|wire| wire.waiting() == 0);
-                if idle || Instant::now() >= until {
-                    return;
-                }
-            }
-            self.flush();
-            let waker = self.shared.waker.clone();
-            let mut fds = vec![PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)];
-            fds.extend(self.wires.values().map(|wire| PollFd::from_borrowed_fd(wire.fd(), wire.interest())));
-            let nap = match (self.unfinished, ending) {
-                (true, _) => Duration::ZERO,
-                (false, Some(_)) => Duration::from_millis(20),
-                (false, None) => Duration::from_secs(3600),
-            };
-            if door::sleep(&mut fds, Some(nap)).is_err() {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            let rung = !fds[0].revents().is_empty();
-            drop(fds);
-            if rung {
-                waker.silence();
-            }
-            self.read();
+    /// Sends what there is to send, waits up to `nap` for something to happen, and hears what has come.
+    fn turn(&mut self, shared: &Shared, nap: Duration) {
+        self.hand_over(shared);
+        // What is broken is noticed when it is read.
+        for wire in self.wires.values_mut() {
+            let _ = wire.flush();
         }
+        let mut fds = vec![PollFd::from_borrowed_fd(shared.waker.as_fd(), PollFlags::IN)];
+        fds.extend(self.wires.values().map(|wire| PollFd::from_borrowed_fd(wire.fd(), wire.interest())));
+        let nap = if self.unfinished { Duration::ZERO } else { nap };
+        if door::sleep(&mut fds, Some(nap)).is_err() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let rung = !fds[0].revents().is_empty();
+        drop(fds);
+        if rung {
+            shared.waker.silence();
+        }
+        self.read(shared);
     }
 
     /// Hands frames to connections that have room. True when nothing more will come.
-    fn hand_over(&mut self) -> bool {
-        let mut state = self.shared.lock();
+    fn hand_over(&mut self, shared: &Shared) -> bool {
+        let mut state = shared.lock();
         let lost = state.session.lost().clone();
         self.wires.retain(|server, _| !lost.contains(server));
         let mut all = true;
@@ -453,20 +541,10 @@ impl Connections {
         }
         state.moved = self.wires.values().fold(state.moved, |(i, o), wire| (i + wire.moved.0, o + wire.moved.1));
         self.wires.values_mut().for_each(|wire| wire.moved = (0, 0));
-        let done = state.closing && all;
-        drop(state);
-        self.shared.changed.notify_all();
-        done
+        state.closing && all
     }
 
-    fn flush(&mut self) {
-        // What is broken is noticed when it is read.
-        for wire in self.wires.values_mut() {
-            let _ = wire.flush();
-        }
-    }
-
-    fn read(&mut self) {
+    fn read(&mut self, shared: &Shared) {
         let mut heard = Vec::new();
         let mut broken = Vec::new();
         self.unfinished = false;
@@ -485,7 +563,7 @@ impl Connections {
         if heard.is_empty() && broken.is_empty() {
             return;
         }
-        let mut state = self.shared.lock();
+        let mut state = shared.lock();
         for (server, response, payload) in heard {
             if let Response::Refused { id: 0, why } = &response {
                 state.session.fail(Error::Usage(format!("parameter server {server} refused this worker: {why}")));
@@ -498,10 +576,9 @@ impl Connections {
             if !state.closing && !state.session.lost().contains(&server) {
                 tracing::warn!(server, reason, "a parameter server is lost; its heir takes over");
                 state.session.lose(server);
+                // What is to be said again may be much, and nobody may be waiting.
+                shared.waker.ring();
             }
         }
-        drop(state);
-        self.shared.changed.notify_all();
-        self.shared.waker.ring();
     }
 }

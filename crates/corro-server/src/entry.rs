@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use corro_core::{Error, Result};
+use corro_core::{DType, Error, Result};
 
+use crate::code::Code;
 use crate::consistency::{Clocks, MAX_AHEAD, Rounds};
 use crate::frame::{Request, Response, Snapshot};
 use crate::optimizer::Optimizer;
@@ -61,6 +62,8 @@ pub(crate) struct Read {
     pub(crate) have: u64,
     /// Row numbers; none: all of it.
     pub(crate) rows: Option<Vec<u64>>,
+    /// How it wants all of it.
+    pub(crate) code: Option<Code>,
 }
 
 impl Read {
@@ -79,6 +82,8 @@ pub(crate) struct Push {
     pub(crate) seen: u64,
     pub(crate) rate: Option<f32>,
     pub(crate) rows: Option<u32>,
+    /// How the payload is to be read.
+    pub(crate) code: Option<Code>,
     pub(crate) payload: Payload,
 }
 
@@ -105,6 +110,8 @@ pub(crate) struct Entry {
     table: Table,
     /// The value as it was last asked for.
     published: Option<Payload>,
+    /// The same in a code.
+    coded: Option<(Code, Payload)>,
     /// Whether the first value has come.
     ready: bool,
     /// The server whose copy this is; none: it is ours.
@@ -149,6 +156,7 @@ impl Entry {
             order,
             table,
             published: None,
+            coded: None,
             ready: false,
             copy_of: None,
             version: 0,
@@ -249,7 +257,7 @@ impl Entry {
 
     fn changed(&mut self) {
         self.change += 1;
-        self.published = None;
+        (self.published, self.coded) = (None, None);
     }
 
     /// Updates with another optimizer from now on.
@@ -323,7 +331,7 @@ impl Entry {
     /// Takes a push; the error is for the worker.
     pub(crate) fn push(
         &mut self,
-        push: Push,
+        mut push: Push,
         consistency: Consistency,
         clocks: &Clocks,
         desk: &mut Desk,
@@ -336,6 +344,9 @@ impl Entry {
         }
         if !self.ready {
             return Err(Error::Usage(format!("{:?} was pushed before its init was done", self.name)));
+        }
+        if let Some(code) = push.code.take() {
+            push.payload = code.decode(&push.payload, self.coded_elements()?)?;
         }
         self.table.check(push.rows, &push.payload)?;
         if consistency == Consistency::Bsp {
@@ -357,6 +368,15 @@ impl Entry {
         let change = Change { rows, rate: push.rate, scale, payload };
         self.make(&change, self.version + 1, vec![(push.worker, push.id)], desk);
         Ok(())
+    }
+
+    /// How many values a code of this part has.
+    fn coded_elements(&self) -> Result<usize> {
+        if self.layout.dtype == DType::F32 {
+            return self.layout.elements();
+        }
+        let dtype = self.layout.dtype.name();
+        Err(Error::Usage(format!("{:?} is {dtype}, and only float32 values are compressed", self.name)))
     }
 
     /// Puts a push into its round, and closes rounds that are complete.
@@ -487,7 +507,17 @@ impl Entry {
         let same = read.rows.is_none() && read.have == self.version;
         let payload = match &read.rows {
             _ if same => Payload::default(),
-            None => self.published.get_or_insert_with(|| self.table.value()).clone(),
+            None => {
+                let value = self.published.get_or_insert_with(|| self.table.value()).clone();
+                match (read.code, &self.coded) {
+                    (None, _) => value,
+                    (Some(code), Some((same, coded))) if code == *same => coded.clone(),
+                    (Some(code), _) => match code.check().and_then(|()| self.coded_elements()) {
+                        Ok(_) => self.coded.insert((code, code.of_bytes(&value))).1.clone(),
+                        Err(e) => return desk.refuse(read.worker, read.id, e.to_string()),
+                    },
+                }
+            }
             Some(rows) => match self.table.rows(rows) {
                 Ok(payload) => payload,
                 Err(e) => return desk.refuse(read.worker, read.id, format!("{:?}: {e}", self.name)),

@@ -13,6 +13,7 @@ use corro_core::{Error, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::code::Code;
 use crate::optimizer::Optimizer;
 use crate::words::{Consistency, Key, Layout, MAX_PART_BYTES, Payload, Rule, ServerId, WorkerId};
 
@@ -70,12 +71,13 @@ pub enum Request {
     /// There is this key. The payload of worker 0 is its first value (none: zeros); others send none, and wait for it.
     Init { id: u64, key: Key, name: String, layout: Layout, rule: Rule, order: u64, resume: bool },
     /// Combine the payload with the value. `seen` is the version it was computed from, `rate` a learning rate in place of
-    /// the optimizer's own.
-    Push { id: u64, key: Key, clock: u64, seen: u64, rate: Option<f32> },
+    /// the optimizer's own; `code` says how the payload is to be read.
+    Push { id: u64, key: Key, clock: u64, seen: u64, rate: Option<f32>, code: Option<Code> },
     /// The same for some rows: the payload is their numbers (u64), then their elements.
     PushRows { id: u64, key: Key, clock: u64, seen: u64, rate: Option<f32>, rows: u32 },
-    /// What is the value at this clock (or after this round)? No payload comes if it is still the version that one has.
-    Pull { id: u64, key: Key, clock: u64, have: u64 },
+    /// What is the value at this clock (or after this round)? No payload comes if it is still the version that one has;
+    /// else it comes in this code.
+    Pull { id: u64, key: Key, clock: u64, have: u64, code: Option<Code> },
     /// The same for some rows, whose numbers are the payload.
     PullRows { id: u64, key: Key, clock: u64, rows: u32 },
     /// All of this worker's pushes before this clock were said.
@@ -240,10 +242,13 @@ mod tests {
     fn frames() -> Vec<(Request, Vec<u8>)> {
         let key = Key { name: 7, part: 1 };
         vec![
-            (Request::Push { id: 1, key, clock: 2, seen: 3, rate: Some(0.5) }, vec![5; 300_000]),
+            (
+                Request::Push { id: 1, key, clock: 2, seen: 3, rate: Some(0.5), code: Some(Code::Int8 { block: 64 }) },
+                vec![5; 300_000],
+            ),
             (Request::Clock { clock: 9 }, vec![]),
             (Request::PullRows { id: 2, key, clock: 1, rows: 2 }, vec![1; 16]),
-            (Request::Push { id: 3, key, clock: 3, seen: 3, rate: None }, vec![6; 70_000]),
+            (Request::Push { id: 3, key, clock: 3, seen: 3, rate: None, code: None }, vec![6; 70_000]),
             (Request::Bye, vec![]),
         ]
     }

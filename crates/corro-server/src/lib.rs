@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | [`words`] | keys, rules, consistency |
 //! | [`frame`] | what is said on the wire |
+//! | [`code`] | values with fewer bytes on it (pure) |
 //! | [`placement`] | which server has which part (pure) |
 //! | [`consistency`] | who waits for whom (pure) |
 //! | [`optimizer`], [`table`] | the arithmetic on one part (pure) |
@@ -15,6 +16,7 @@
 //! | `queue`, `parts`, [`session`] | all decisions of a worker (pure) |
 //! | [`saving`] | what servers own, in a file |
 //! | [`server`], [`client`] | the same with sockets |
+//! | [`launched`] | servers that a launcher has started, as ranks find them |
 //! | [`simulator`] | the pure parts in a world that goes wrong |
 //!
 //! `docs/design/parameter-server.md` says why it is so.
@@ -22,9 +24,11 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod code;
 pub mod consistency;
 mod entry;
 pub mod frame;
+pub mod launched;
 pub mod optimizer;
 mod parts;
 pub mod placement;
@@ -39,6 +43,7 @@ pub mod table;
 mod wire;
 pub mod words;
 
+pub use code::Code;
 pub use entry::Output;
 pub use optimizer::Optimizer;
 pub use words::{Consistency, Rule};

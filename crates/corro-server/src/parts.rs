@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 
 use corro_core::{DType, Error, ReduceOp, Result};
 
+use crate::code::Code;
 use crate::frame::Request;
+use crate::table::floats;
 use crate::words::{Key, Layout, Payload, Rule, ServerId, WorkerId};
 
 /// A value that was read.
@@ -31,6 +33,8 @@ pub(crate) struct Part {
     pub(crate) cached: Option<Cached>,
     /// Pushes since the cached value was asked for.
     pub(crate) own: Vec<(u64, Payload)>,
+    /// What the codes of its pushes have not said yet; empty: nothing.
+    pub(crate) rest: Vec<f32>,
 }
 
 /// A key.
@@ -42,6 +46,8 @@ pub(crate) struct Named {
     pub(crate) order: u64,
     /// Whether row r is in part r mod parts; else parts have rows that follow each other.
     pub(crate) striped: bool,
+    /// How whole values travel.
+    pub(crate) code: Option<Code>,
     pub(crate) parts: Vec<Part>,
 }
 
@@ -60,9 +66,22 @@ pub struct KeySpec {
     pub rule: Rule,
     /// Whether rows are dealt to parts one by one, for keys of which some rows are read and pushed at a time.
     pub striped: bool,
+    /// How this worker pushes whole values, and reads sums: with fewer bytes; none: as they are. Rows always go as they are.
+    pub code: Option<Code>,
 }
 
 impl Part {
+    /// A push with fewer bytes: what earlier ones have left out goes with it, and what this one leaves out stays.
+    pub(crate) fn encode(&mut self, code: Code, value: &[u8]) -> Payload {
+        let mut values = floats(value).into_owned();
+        for (value, rest) in values.iter_mut().zip(&self.rest) {
+            *value += rest;
+        }
+        let payload = code.encode(&mut values);
+        self.rest = values;
+        payload
+    }
+
     /// A cached value with what we have pushed since, if that can be known.
     pub(crate) fn with_own(&self, rule: Rule, dtype: DType, value: &Payload) -> Option<Payload> {
         if self.own.is_empty() {

@@ -82,7 +82,7 @@ mod tests {
     fn the_urgent_overtake_but_never_their_own_key() {
         let mut queue = Queue::default();
         let [a, b] = [1, 2].map(|name| Key { name, part: 0 });
-        let push = |id, key| Request::Push { id, key, clock: 0, seen: 0, rate: None };
+        let push = |id, key| Request::Push { id, key, clock: 0, seen: 0, rate: None, code: None };
         queue.put(a, 5, push(1, a), Payload::default());
         queue.put(b, 1, push(2, b), Payload::default());
         // More urgent than the first push of its key, which must stay before it.

@@ -70,6 +70,7 @@ impl Server {
             seats: BTreeMap::new(),
             partners: BTreeMap::new(),
             unfinished: Vec::new(),
+            sent_away: 0,
             next: 0,
         };
         let thread = std::thread::Builder::new()
@@ -175,6 +176,8 @@ struct Loop {
     partners: BTreeMap<(StoreId, ServerId), Partner>,
     /// Guests that had more to say than one turn hears.
     unfinished: Vec<GuestId>,
+    /// How many clients talked nonsense.
+    sent_away: u64,
     next: GuestId,
 }
 
@@ -272,6 +275,7 @@ impl Loop {
             if let Err(e) = self.hear(id, request, payload) {
                 let who = self.guests.get(&id).map(|g| g.remote);
                 tracing::warn!(remote = ?who, error = %e, "a parameter server refuses a client");
+                self.sent_away += 1;
                 self.refuse(id, &e.to_string());
                 break;
             }
@@ -279,7 +283,10 @@ impl Loop {
         match outcome {
             Ok(true) => self.unfinished.push(id),
             Ok(false) => {}
-            Err(Broken(reason)) => return self.lose(id, &reason),
+            Err(Broken(reason)) => {
+                self.sent_away += u64::from(self.guests.get(&id).is_some_and(|guest| guest.wire.nonsense));
+                return self.lose(id, &reason);
+            }
         }
         if self.guests.get(&id).is_some_and(|g| g.leaving && g.wire.waiting() == 0) {
             self.lose(id, "it was refused");
@@ -348,7 +355,12 @@ impl Loop {
         let mut spoken_to = Vec::new();
         for output in shard.take_output() {
             match output {
-                Output::Worker(worker, response, payload) => {
+                Output::Worker(worker, mut response, payload) => {
+                    if let Response::Stats { counts, .. } = &mut response {
+                        // What no store knows of.
+                        counts.push(("clients sent away".into(), self.sent_away));
+                        counts.push(("strangers turned away".into(), self.door.turned_away()));
+                    }
                     spoken_to.extend(self.tell(Who::Worker(store, worker), &response, payload));
                 }
                 Output::Server(server, response) => {

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use corro_core::{DType, Error, Result};
 
+use crate::code::Code;
 use crate::frame::{Request, Response, Snapshot, StoreSetup};
 use crate::optimizer::Optimizer;
 use crate::parts::{Cached, Named, Part};
@@ -176,6 +177,14 @@ impl Session {
                 spec.name
             )));
         }
+        spec.code.map_or(Ok(()), Code::check)?;
+        if spec.code.is_some() && spec.dtype != DType::F32 {
+            return Err(Error::Usage(format!(
+                "{:?} is {}, and only float32 values are compressed",
+                spec.name,
+                spec.dtype.name()
+            )));
+        }
         if layout.row_bytes() > crate::words::MAX_PART_BYTES {
             return Err(Error::Usage(format!(
                 "a row of {:?} is longer than {} bytes",
@@ -192,11 +201,12 @@ impl Session {
         let mut parts = Vec::new();
         for (rows, home) in rows.into_iter().zip(homes) {
             let layout = Layout { rows, ..layout };
-            let (sent, own) = (VecDeque::new(), Vec::new());
-            parts.push(Part { layout, begin, home, round: 0, seen: 0, sent, cached: None, own });
+            let (sent, own, rest) = (VecDeque::new(), Vec::new(), Vec::new());
+            parts.push(Part { layout, begin, home, round: 0, seen: 0, sent, cached: None, own, rest });
             begin += rows;
         }
-        let named = Named { name: spec.name, layout, rule: spec.rule, order: self.order, striped: spec.striped, parts };
+        let KeySpec { name: text, rule, striped, code, .. } = spec;
+        let named = Named { name: text, layout, rule, order: self.order, striped, code, parts };
         let payloads: Vec<Payload> = (0..named.parts.len())
             .map(|part| value.filter(|_| self.me == 0).map_or_else(Payload::default, |v| named.cut(part, v)))
             .collect();
@@ -289,17 +299,24 @@ impl Session {
         let in_rounds = self.setup.consistency == Consistency::Bsp;
         let bound = matches!(self.setup.consistency, Consistency::Ssp { .. });
         let now = self.clock;
+        let code = self.names.get(&key.name).and_then(|named| named.code).filter(|_| rows.is_none());
         let Some(part) = self.part(key) else { return Ok(()) };
         part.round += 1;
         let (round, seen, home) = (part.round, part.seen, part.home);
         let clock = if in_rounds { round } else { now };
+        let payload = code.map_or(payload.clone(), |code| part.encode(code, &payload));
         let request = match rows {
-            None => Request::Push { id, key, clock, seen, rate },
+            None => Request::Push { id, key, clock, seen, rate, code },
             Some(rows) => Request::PushRows { id, key, clock, seen, rate, rows },
         };
         part.sent.push_back((round, id, request.clone(), payload.clone()));
         if bound {
-            part.own.push((id, if rows.is_some() { Payload::default() } else { payload.clone() }));
+            let own = match (rows, code) {
+                (Some(_), _) => Payload::default(),
+                (None, None) => payload.clone(),
+                (None, Some(code)) => code.decode(&payload, part.layout.elements()?)?,
+            };
+            part.own.push((id, own));
         }
         let home = self.home(home)?;
         self.pushes.insert(id, key);
@@ -323,13 +340,15 @@ impl Session {
         let (consistency, now) = (self.setup.consistency, self.clock);
         let named = self.names.get(&key.name);
         let (rule, dtype) = named.map_or((Rule::Sum, DType::U8), |named| (named.rule, named.layout.dtype));
+        // What servers own is read as it is: what a code left out of it nobody would ever say.
+        let code = named.and_then(|named| named.code).filter(|_| !rule.owns());
         let Some(part) = self.part(key) else { return Ok(id) };
         let home = part.home;
         if let (Consistency::Ssp { .. }, Some(cached)) = (consistency, &part.cached)
             && cached.min_clock >= consistency.needs(now)
             && let Some(value) = part.with_own(rule, dtype, &cached.value)
         {
-            let request = Request::Pull { id, key, clock: now, have: cached.version };
+            let request = Request::Pull { id, key, clock: now, have: cached.version, code: None };
             let answer = Some(Ok(Answer::Value(value, 0)));
             let pending = Pending {
                 server: home,
@@ -345,7 +364,8 @@ impl Session {
         let have = part.cached.as_ref().map_or(u64::MAX, |cached| cached.version);
         let clock = if consistency == Consistency::Bsp { part.round } else { now };
         let home = self.home(home)?;
-        Ok(self.ask(home, Some(key), priority, id, Request::Pull { id, key, clock, have }, Payload::default()))
+        let request = Request::Pull { id, key, clock, have, code };
+        Ok(self.ask(home, Some(key), priority, id, request, Payload::default()))
     }
 
     /// Asks for some rows of a key; gives what to wait for, and which of `rows` are in each.
@@ -439,6 +459,7 @@ impl Session {
             (part.round, part.seen, part.cached) = (0, 0, None);
             part.sent.clear();
             part.own.clear();
+            part.rest.clear();
         }
     }
 
@@ -519,12 +540,19 @@ impl Session {
 
     fn value(&mut self, id: u64, at: (u64, u64), contributors: u32, same: bool, payload: Payload) -> Result<()> {
         let Some(pending) = self.pending.get(&id) else { return Ok(()) };
-        let (key, whole) = (pending.part, matches!(pending.request, Request::Pull { .. }));
+        let key = pending.part;
+        let (whole, code) = match pending.request {
+            Request::Pull { code, .. } => (true, code),
+            _ => (false, None),
+        };
         let bound = matches!(self.setup.consistency, Consistency::Ssp { .. });
         let (version, min_clock) = at;
         let Some(part) = key.and_then(|key| self.part(key)) else { return Ok(()) };
         part.seen = version;
-        let mut value = payload;
+        let mut value = match code.filter(|_| !same) {
+            Some(code) => code.decode(&payload, part.layout.elements()?)?,
+            None => payload,
+        };
         if whole {
             if same {
                 let cached = part.cached.as_ref().map(|cached| cached.value.clone());

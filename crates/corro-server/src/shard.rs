@@ -126,15 +126,17 @@ impl Shard {
                     self.desk.refuse(worker, id, e.to_string());
                 }
             }
-            Request::Push { id, key, clock, seen, rate } => {
-                self.push(key, Push { worker, id, clock, seen, rate, rows: None, payload });
+            Request::Push { id, key, clock, seen, rate, code } => {
+                self.push(key, Push { worker, id, clock, seen, rate, rows: None, code, payload });
             }
             Request::PushRows { id, key, clock, seen, rate, rows } => {
-                self.push(key, Push { worker, id, clock, seen, rate, rows: Some(rows), payload });
+                self.push(key, Push { worker, id, clock, seen, rate, rows: Some(rows), code: None, payload });
             }
-            Request::Pull { id, key, clock, have } => self.pull(key, Read { worker, id, clock, have, rows: None }),
+            Request::Pull { id, key, clock, have, code } => {
+                self.pull(key, Read { worker, id, clock, have, rows: None, code });
+            }
             Request::PullRows { id, key, clock, rows } => match row_numbers(&payload, rows) {
-                Ok(rows) => self.pull(key, Read { worker, id, clock, have: NEVER, rows: Some(rows) }),
+                Ok(rows) => self.pull(key, Read { worker, id, clock, have: NEVER, rows: Some(rows), code: None }),
                 Err(e) => self.desk.refuse(worker, id, e.to_string()),
             },
             Request::Clock { clock } => {

@@ -13,6 +13,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use corro_core::DType;
 
+use crate::code::Code;
 use crate::entry::Output;
 use crate::frame::{Request, Response, StoreSetup};
 use crate::session::{Answer, KeySpec, Session};
@@ -434,7 +435,10 @@ impl World {
                 Phase::Init => {
                     for at in 0..setting.keys {
                         let (rule, dtype) = (setting.rule, DType::F32);
-                        let spec = KeySpec { name: key(at), dtype, rows: 3, width: 1, rule, striped: at % 2 == 1 };
+                        // Ones are ones in 16 bits too, and what a code leaves out of them is nothing.
+                        let code = (at % 2 == 1).then_some(Code::Half { brain: false });
+                        let spec =
+                            KeySpec { name: key(at), dtype, rows: 3, width: 1, rule, striped: at % 2 == 1, code };
                         worker.waiting.extend(worker.session.init(spec, None).map_err(wrong)?);
                     }
                     worker.phase = Phase::Step;

@@ -59,7 +59,7 @@ impl Value {
 }
 
 /// Bytes as floats, wherever they lie.
-fn floats(bytes: &[u8]) -> Cow<'_, [f32]> {
+pub(crate) fn floats(bytes: &[u8]) -> Cow<'_, [f32]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(floats) => Cow::Borrowed(floats),
         Err(_) => Cow::Owned(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),

@@ -31,12 +31,14 @@ pub(crate) struct Wire<Heard> {
     flushed: bool,
     /// Bytes that went in and out.
     pub(crate) moved: (u64, u64),
+    /// What came was no frame.
+    pub(crate) nonsense: bool,
 }
 
 impl<Heard: DeserializeOwned> Wire<Heard> {
     pub(crate) fn new(stream: Box<dyn Stream>) -> Self {
         let (reader, output) = (Reader::default(), VecDeque::new());
-        Self { stream, reader, output, sent: 0, waiting: 0, flushed: true, moved: (0, 0) }
+        Self { stream, reader, output, sent: 0, waiting: 0, flushed: true, moved: (0, 0), nonsense: false }
     }
 
     /// Queues a frame.
@@ -90,7 +92,10 @@ impl<Heard: DeserializeOwned> Wire<Heard> {
             turn += count;
             self.moved.0 += count as u64;
             self.reader.filled(count);
-            while let Some((head, payload)) = self.reader.next_frame().map_err(wrong)? {
+            loop {
+                let frame = self.reader.next_frame();
+                self.nonsense |= frame.is_err();
+                let Some((head, payload)) = frame.map_err(wrong)? else { break };
                 hear(head, payload).map_err(wrong)?;
             }
         }

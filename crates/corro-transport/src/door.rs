@@ -64,6 +64,11 @@ impl Door {
         self.acceptor.timeout(now)
     }
 
+    /// How many have come and could not prove that they have the job's secret.
+    pub fn turned_away(&self) -> u64 {
+        self.acceptor.refusals().lock().map_or(0, |refusals| refusals.all)
+    }
+
     /// Goes on with every handshake that has something, and gives those who are through.
     pub fn turn(&mut self, events: &[PollFlags], now: Instant) -> Vec<Visitor> {
         let proven = self.acceptor.turn(events, now);

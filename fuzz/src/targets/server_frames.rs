@@ -8,7 +8,7 @@ use corro_server::frame::{Reader, Request, Response, StoreSetup, encode};
 use corro_server::session::{KeySpec, Session};
 use corro_server::shard::Shard;
 use corro_server::words::Payload;
-use corro_server::{Consistency, Rule};
+use corro_server::{Code, Consistency, Rule};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Feeds it.
@@ -24,8 +24,8 @@ pub fn run(bytes: &[u8]) {
     let setup = StoreSetup { store: 1, workers: 2, consistency, servers: vec![address(1), address(2)], you: 0 };
     let Ok(mut shard) = Shard::new(setup.clone()) else { return };
     let mut session = Session::new(0, setup, vec![1.0, 1.0]);
-    for name in ["x", "y"] {
-        let spec = KeySpec { name: name.into(), dtype: DType::F32, rows: 2, width: 1, rule, striped: false };
+    for (name, code) in [("x", None), ("y", Some(Code::Int8 { block: 32 }))] {
+        let spec = KeySpec { name: name.into(), dtype: DType::F32, rows: 2, width: 1, rule, striped: false, code };
         let _ = session.init(spec, None);
     }
     while let Some((request, payload)) = session.take(0) {
@@ -39,7 +39,12 @@ pub fn run(bytes: &[u8]) {
         }
         assert!(shard.take_output().len() < 10_000);
     }
-    let _ = (session.push("x", &[0; 8], 0, None), session.pull("x", 0), session.pull("y", 0));
+    let _ = (
+        session.push("x", &[0; 8], 0, None),
+        session.push("y", &[0; 8], 0, None),
+        session.pull("x", 0),
+        session.pull("y", 0),
+    );
     for (response, payload) in hear::<Response>(rest, kind) {
         let _ = session.hear(u32::from(kind & 1), response, payload);
         while session.take(0).or_else(|| session.take(1)).is_some() {}

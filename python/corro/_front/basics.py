@@ -42,6 +42,7 @@ __all__ = [
 _before_waiting: list[Callable[[], None]] = []
 # Called before every shutdown, unless the program has failed: what was begun is to be ended.
 _before_leaving: list[Callable[[], None]] = []
+_before_restart: list[Callable[[], None]] = []
 # Called after every shutdown; an elastic restart must not meet anything of the run before.
 _after_shutdown: list[Callable[[], None]] = []
 # Whether MPI has told this process who it is.
@@ -173,6 +174,19 @@ def before_leaving(finish: Callable[[], None]) -> None:
     For frameworks that run behind the program: the other ranks need what is still under way here.
     """
     _before_leaving.append(finish)
+
+
+def before_restart(leave: Callable[[], None]) -> None:
+    """Has `leave` called when the ranks of an elastic job change, before those that are left meet anew."""
+    _before_restart.append(leave)
+
+
+def restart(process_sets: Any) -> None:
+    """Leaves the ranks there were and meets those there are now."""
+    for leave in _before_restart:
+        leave()
+    shutdown()
+    init(process_sets=process_sets)
 
 
 def after_shutdown(forget: Callable[[], None]) -> None:

@@ -248,9 +248,7 @@ def _state_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> State:
 
 def restart() -> None:
     """Leaves the ranks there were and meets those there are now. The process sets that `init` was given are made again."""
-    known = sets.given()
-    basics.shutdown()
-    basics.init(process_sets=known)
+    basics.restart(process_sets=sets.given())
 
 
 def _several() -> bool:

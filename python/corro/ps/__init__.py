@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from corro import _native
-from corro._front.basics import after_shutdown, before_leaving, cross_size, is_initialized, local_size, rank
+from corro._front.basics import (
+    after_shutdown,
+    before_leaving,
+    before_restart,
+    cross_size,
+    is_initialized,
+    local_size,
+    rank,
+)
 from corro._front.objects import allgather_object
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.ps._memory import Array, Memory, memory_of, new_like, numbers, room_of
@@ -244,11 +252,15 @@ class Store:
         self._open = True
         _open.append(self)
 
-    def init(self, key: str, value: Array, rule: Rule | None = None, rows: bool = False) -> None:
+    def init(
+        self, key: str, value: Array, rule: Rule | None = None, rows: bool = False, compression: str | None = None
+    ) -> None:
         """Names an array. Its first value is that of the set's first rank; the others' only say its shape and dtype.
 
         With `rows`, some rows of it can be pushed and pulled at a time, and rows that are asked for often spread over
-        all servers. Every worker must name the same arrays in the same order.
+        all servers. Every worker must name the same arrays in the same order. With `compression` ("fp16", "bf16", "int8"
+        or "int8 block=128") a float32 array is pushed with fewer bytes, and so are sums on their way back. What a push
+        leaves out goes with the next one.
 
         Example:
             >>> with corro.ps.Store() as store:
@@ -261,7 +273,7 @@ class Store:
             rule = "update" if self._optimizer else ("sum" if isinstance(self._consistency, BSP) else "add")
         if rows and len(memory.shape) < 2:
             raise ValueError(f"rows=True needs an array of rows; {key!r} has the shape {tuple(memory.shape)}.")
-        self._client.init(key, memory.dtype, _rows(memory, rows), rule, rows, memory.place)
+        self._client.init(key, memory.dtype, _rows(memory, rows), rule, rows, memory.place, compression)
         self._kinds[key] = memory.kind
 
     def push(self, key: str, value: Array, priority: int = 0, lr: float | None = None) -> None:
@@ -459,6 +471,8 @@ def _end_all() -> None:
 
 
 before_leaving(_close_all)
+# Those who are lost don't come to a last meeting.
+before_restart(_end_all)
 after_shutdown(_end_all)
 
 

@@ -6,5 +6,6 @@ mod engine;
 mod meanings;
 mod planes;
 mod processes;
+mod stores;
 mod support;
 mod watching;

@@ -60,7 +60,7 @@ fn config(servers: &[String], me: u32, workers: u32, consistency: Consistency) -
 }
 
 fn spec(name: &str, rows: usize, rule: Rule) -> KeySpec {
-    KeySpec { name: name.into(), dtype: DType::F32, rows: rows as u64, width: 1, rule, striped: false }
+    KeySpec { name: name.into(), dtype: DType::F32, rows: rows as u64, width: 1, rule, striped: false, code: None }
 }
 
 fn floats(seed: u64, count: usize) -> Vec<u8> {

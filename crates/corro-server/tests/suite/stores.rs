@@ -7,8 +7,9 @@ use corro_core::{DType, Deadline, ReduceOp};
 use corro_server::client::{Client, ServerAddress, StoreConfig};
 use corro_server::frame::{Reader, Request, Response, StoreSetup, encode};
 use corro_server::server::Server;
-use corro_server::session::KeySpec;
-use corro_server::{Consistency, Optimizer, Rule};
+use corro_server::session::{KeySpec, Session};
+use corro_server::words::{Key, name_id};
+use corro_server::{Code, Consistency, Optimizer, Rule};
 use corro_testing::{Folder, Random, wait_until};
 use corro_transport::door::knock;
 use corro_transport::secret::Secret;
@@ -42,7 +43,7 @@ fn config(servers: &[Server], me: u32, workers: u32, consistency: Consistency, t
 }
 
 fn spec(name: &str, rows: u64, width: u32, rule: Rule) -> KeySpec {
-    KeySpec { name: name.into(), dtype: DType::F32, rows, width, rule, striped: false }
+    KeySpec { name: name.into(), dtype: DType::F32, rows, width, rule, striped: false, code: None }
 }
 
 fn floats(seed: u64, count: usize) -> Vec<u8> {
@@ -274,6 +275,59 @@ fn what_is_saved_comes_back_with_another_number_of_servers() {
     assert!(first[0].0 == again[0].0 && first[0].1 == again[0].1);
 }
 
+/// Error feedback: what a code leaves out of one push comes with a later one, so that sums over many rounds are right, also when a
+/// server is lost on the way.
+#[test]
+fn compressed_pushes_are_fewer_bytes_and_nothing_is_lost() {
+    const COUNT: usize = 4096;
+    const ROUNDS: u64 = 24;
+    let given = |me: u64, round: u64| floats(me * 1000 + round, COUNT);
+    let sums = |kill: bool, code: Option<Code>| {
+        let all = std::sync::Mutex::new(servers(2, false));
+        let configs: Vec<StoreConfig> =
+            (0..2).map(|me| config(&all.lock().unwrap(), me, 2, Consistency::Bsp, false)).collect();
+        workers(2, |me| {
+            let client = Client::connect(configs[me as usize].clone()).unwrap();
+            client.init(KeySpec { code, ..spec("summed", COUNT as u64, 1, Rule::Sum) }, None).unwrap();
+            client.init(KeySpec { code, ..spec("owned", COUNT as u64, 1, Rule::Add) }, None).unwrap();
+            let before = client.bytes_moved();
+            let (mut value, mut total) = (vec![0; COUNT * 4], vec![0f64; COUNT]);
+            for round in 0..ROUNDS {
+                if kill && me == 0 && round == 9 {
+                    drop(all.lock().unwrap().remove(1));
+                }
+                client.push("summed", &given(u64::from(me), round), 0, None).unwrap();
+                client.push("owned", &given(u64::from(me), round), 0, None).unwrap();
+                client.value(&client.pull("summed", 0).unwrap(), &mut value).unwrap();
+                for (total, bytes) in total.iter_mut().zip(value.chunks(4)) {
+                    *total += f64::from(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+                }
+            }
+            client.value(&client.pull("owned", 0).unwrap(), &mut value).unwrap();
+            let sent = client.bytes_moved().1 - before.1;
+            client.close().unwrap();
+            (value, total, sent)
+        })
+    };
+    let plain = sums(false, None);
+    for (code, fewer) in [(Code::Half { brain: true }, 1.9), (Code::Int8 { block: 128 }, 3.6)] {
+        let coded = sums(false, Some(code));
+        assert!(coded[0].0 == coded[1].0, "{code:?}: workers differ");
+        assert!(plain[0].2 as f64 > fewer * coded[0].2 as f64, "{code:?}: {} and {}", plain[0].2, coded[0].2);
+        let value =
+            |bytes: &[u8], at: usize| f64::from(f32::from_le_bytes(std::array::from_fn(|byte| bytes[at * 4 + byte])));
+        for at in 0..COUNT {
+            // Two workers' last rests are all that is missing, not one a round.
+            let (exact, got) = (value(&plain[0].0, at), value(&coded[0].0, at));
+            assert!((exact - got).abs() < 2.5 / 127.0, "{code:?} at {at}: {got} is not {exact}");
+            // A sum's answer is rounded once more in each round, to nearest: that does not add up to much.
+            assert!((plain[0].1[at] - coded[0].1[at]).abs() < 0.25, "{code:?} at {at}");
+        }
+        let after_loss = sums(true, Some(code));
+        assert!(after_loss[0].0 == coded[0].0 && after_loss[1].1 == coded[1].1, "{code:?}: a loss changed the bits");
+    }
+}
+
 #[test]
 fn bad_clients_are_refused_and_nobody_else_notices() {
     let servers = servers(1, false);
@@ -309,6 +363,9 @@ fn bad_clients_are_refused_and_nobody_else_notices() {
         });
         assert!(told.contains(expected), "{told:?} is not about {expected:?}");
     }
+    let stats = &good.stats().unwrap()[0];
+    let count = |what: &str| stats.iter().find(|(name, _)| name == what).map_or(0, |(_, n)| *n);
+    assert!(count("strangers turned away") >= 1 && count("clients sent away") == 4, "{stats:?}");
     let wrong = good.push("x", &[0; 3], 0, None).unwrap_err().to_string();
     assert!(wrong.contains("3 bytes"), "{wrong}");
     good.push("x", &[0; 16], 0, None).unwrap();
@@ -316,6 +373,47 @@ fn bad_clients_are_refused_and_nobody_else_notices() {
     // A worker that pushes what its server does not know learns why.
     let unknown = good.push("y", &[0; 4], 0, None).unwrap_err().to_string();
     assert!(unknown.contains("call init first"), "{unknown}");
+}
+
+/// A worker that says the same twice, as after a reconnect it might: it counts once, is counted, and others don't notice.
+#[test]
+fn a_frame_that_comes_twice_counts_once() {
+    for consistency in [Consistency::Bsp, Consistency::Async { staleness_lr: false }] {
+        let servers = servers(1, false);
+        let at = servers[0].addresses().to_vec();
+        let setup = StoreSetup { store: 1, workers: 2, consistency, servers: vec![at.clone()], you: 0 };
+        let good = Client::connect(config(&servers, 1, 2, consistency, false)).unwrap();
+        let mut stream = knock("a server", &at, &secret(), false, Deadline::after(SOON)).unwrap();
+        let key = Key { name: name_id("x"), part: 0 };
+        let mut session = Session::new(0, setup, vec![1.0]);
+        let mut said: Vec<u8> = encode(&session.hello(0), 0).unwrap();
+        session.init(spec("x", 2, 1, Rule::Add), None).unwrap();
+        while let Some((request, payload)) = session.take(0) {
+            said.extend([encode(&request, payload.len()).unwrap(), payload.to_vec()].concat());
+        }
+        let ones: Vec<u8> = [1f32; 2].iter().flat_map(|f| f.to_le_bytes()).collect();
+        let push = |id, clock| Request::Push { id, key, clock, seen: 0, rate: None, code: None };
+        for request in [push(10, 1), push(10, 1), push(10, 1)] {
+            said.extend([encode(&request, 8).unwrap(), ones.clone()].concat());
+        }
+        assert_eq!(stream.try_write(&said).unwrap(), said.len());
+        good.init(spec("x", 2, 1, Rule::Add), None).unwrap();
+        good.push("x", &ones, 0, None).unwrap();
+        let mut value = [0; 8];
+        wait_until("both pushes", SOON, || {
+            good.value(&good.pull("x", 0).unwrap(), &mut value).unwrap();
+            value[..4] == 2f32.to_le_bytes()
+        });
+        let count = |what: &str| good.stats().unwrap()[0].iter().find(|(name, _)| name == what).map_or(0, |(_, n)| *n);
+        assert_eq!(count("duplicates"), 2, "{consistency:?}");
+        // Another push in a round that is over, by one who is out of order, is refused and counted.
+        if consistency == Consistency::Bsp {
+            said = [encode(&push(11, 1), 8).unwrap(), ones.clone()].concat();
+            assert_eq!(stream.try_write(&said).unwrap(), said.len());
+            wait_until("a refusal", SOON, || count("refused") == 1);
+        }
+        assert_eq!(value[..4], 2f32.to_le_bytes());
+    }
 }
 
 #[test]

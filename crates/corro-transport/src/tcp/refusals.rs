@@ -14,16 +14,19 @@ pub(crate) struct Refusals {
     window: Instant,
     in_window: u32,
     suppressed: u64,
+    /// How many there were.
+    pub(crate) all: u64,
     last: Option<(Instant, String)>,
 }
 
 impl Refusals {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { window: now, in_window: 0, suppressed: 0, last: None }
+        Self { window: now, in_window: 0, suppressed: 0, all: 0, last: None }
     }
 
     /// Logs that `remote` was turned away, unless that was said too often within this second.
     pub(crate) fn refuse(&mut self, remote: SocketAddr, reason: &str, now: Instant) {
+        self.all += 1;
         if self.may_log(now) {
             tracing::warn!(%remote, reason, "refused a connection");
         }
