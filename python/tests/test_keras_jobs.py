@@ -49,6 +49,12 @@ def test_cases_on_two_ranks(backend: str) -> None:
     cases(2, backend, *CASES_ON.get(backend, CASES))
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parameter_servers(backend: str) -> None:
+    cases(2, backend, "keras_ps_cases.py")
+
+
 def test_cases_alone() -> None:
     cases(1, QUICKEST, *CASES)
 

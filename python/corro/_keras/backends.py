@@ -43,6 +43,15 @@ class Backend(Protocol):
     def jit_problem(self) -> str:
         """Why `grouped_allreduce` does not work in a step that Keras compiled with `jit_compile=True`; "" if it does."""
 
+    def outside(self, function: Any, tensors: list[Any], results: int) -> list[Any]:
+        """`function` of the tensors as numpy arrays, also in a compiled step; its results are like the first of them."""
+
+    def outside_problem(self) -> str:
+        """Why `outside` does not work in a step that Keras compiled with `jit_compile=True`; "" if it does."""
+
+    def look_up(self, table: Any, anchor: Any, ids: Any) -> Any:
+        """Rows of a `TableAtServers`; their gradients go there when the backward pass comes, and that of the anchor is 0."""
+
     def uncompiled(self, function: Any) -> Any:
         """`function`, as a compiled step must call it if its compiler can't read it."""
 

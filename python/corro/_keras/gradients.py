@@ -143,6 +143,15 @@ class Reducer:
                 gradients[i] = self.backend.allreduce_sparse(
                     gradient, name, self._numbers[0], self._compression, self.process_set
                 )
+        self._together(gradients, shared, variables)
+        return gradients
+
+    def jit_problem(self) -> str:
+        """Why this does not work in a step that is compiled by XLA; "" if it does."""
+        return str(self.backend.jit_problem())
+
+    def _together(self, gradients: list[Any], shared: list[int], variables: Sequence[Any]) -> None:
+        """Puts the sums in place of those gradients that ranks have in common."""
         base = self.name
         if self._settings is not None:
             base = name_apart(base, (variable.shape for variable in variables))
@@ -161,7 +170,6 @@ class Reducer:
             reduced = self.backend.grouped_allreduce(tensors, name, *self._numbers, compression, self.process_set)
             for i, tensor in zip(group, reduced, strict=True):
                 gradients[i] = tensor
-        return gradients
 
     def _spec(self, variable: Any, dtype: str) -> str:
         """How the engine compresses the gradient of a variable; "" for not at all."""

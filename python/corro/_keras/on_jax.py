@@ -7,12 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
 
 import corro.jax as hvd
 from corro._errors import HorovodInternalError
 from corro._front.process_sets import ProcessSet
 from corro.jax._eager import failure_of
 from corro.jax.compression import Compression
+from corro.jax.embedding import look_up as look_up_in_jax
 
 __all__ = ["Compression"]
 
@@ -64,6 +67,21 @@ def only_if(condition: Any, change: Callable[[list[Any]], list[Any]], tensors: l
 
 def jit_problem() -> str:
     return ""
+
+
+def outside(function: Callable[[list[Any]], list[Any]], tensors: list[Any], results: int) -> list[Any]:
+    like = [jnp.asarray(tensor) for tensor in tensors]
+    shapes = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in like[:results]]
+    called: list[Any] = io_callback(lambda *a: function([np.asarray(x) for x in a]), shapes, *like, ordered=True)
+    return called
+
+
+def outside_problem() -> str:
+    return ""
+
+
+def look_up(table: Any, anchor: Any, ids: Any) -> Any:
+    return look_up_in_jax(table, anchor, ids)
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import corro.tensorflow as hvd
@@ -99,6 +100,38 @@ def jit_problem() -> str:
     if tf.config.list_physical_devices("GPU"):
         return "what reduces gradients in a program of XLA's works on the CPU only, and this one would be for a GPU"
     return _native.tensorflow_xla_problem() or ""
+
+
+def outside(function: Callable[[list[Any]], list[Any]], tensors: list[Any], results: int) -> list[Any]:
+    like = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    made = tf.numpy_function(lambda *arrays: function(list(arrays)), like, [t.dtype for t in like[:results]])
+    for tensor, source in zip(made, like, strict=False):
+        tensor.set_shape(source.shape)
+    return list(made)
+
+
+def outside_problem() -> str:
+    return "parameter servers are asked by Python, which can't be in a program of XLA's"
+
+
+def look_up(table: Any, anchor: Any, ids: Any) -> Any:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def rows(_anchor: Any) -> Any:
+        found = tf.numpy_function(table.pull, [ids], tf.float32)
+        found.set_shape((*ids.shape, table.dim))
+
+        def backward(gradients: Any) -> Any:
+            def push(ids: Any, gradients: Any) -> Any:
+                table.push(ids, gradients)
+                return np.float32(0)
+
+            done = tf.numpy_function(push, [ids, gradients], tf.float32)
+            done.set_shape(())
+            return done
+
+        return found, backward
+
+    return rows(tf.convert_to_tensor(anchor))
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

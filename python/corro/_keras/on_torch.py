@@ -65,6 +65,34 @@ def jit_problem() -> str:
     return ""
 
 
+def outside(function: Callable[[list[Any]], list[Any]], tensors: list[Any], results: int) -> list[Any]:
+    arrays = [torch.as_tensor(tensor).detach().cpu().numpy() for tensor in tensors]
+    made = zip(function(arrays), tensors[:results], strict=True)
+    return [torch.from_numpy(array).to(tensor.device) for array, tensor in made]
+
+
+def outside_problem() -> str:
+    return ""
+
+
+class _LookUp(torch.autograd.Function):
+    """Rows of a table at servers."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, table: Any, ids: torch.Tensor) -> torch.Tensor:
+        ctx.table, ctx.ids = table, ids.detach().cpu().numpy()
+        return torch.from_numpy(table.pull(ctx.ids)).to(anchor.device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        ctx.table.push(ctx.ids, gradients[0].detach().cpu().numpy())
+        return torch.zeros((), device=gradients[0].device), None, None
+
+
+def look_up(table: Any, anchor: Any, ids: Any) -> Any:
+    return _LookUp.apply(anchor, table, ids)
+
+
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # The step is compiled in two parts, before and after: else torch tries to read what this calls, and warns.
     return torch.compiler.disable(function)

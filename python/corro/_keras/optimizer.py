@@ -12,7 +12,7 @@ from corro._front.arguments import Average
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._keras import keras2, patches
 from corro._keras.backends import backend_of
-from corro._keras.gradients import Reducer, checked_groups, is_distributed
+from corro._keras.gradients import Reducer, checked_groups, common_name, is_distributed
 from corro._keras.installed import is_keras2, keras_of
 
 
@@ -39,6 +39,9 @@ class Settings:
     process_set: ProcessSet = global_process_set
     local_layers: Any = None
     scale_local_gradients: bool = True
+    mode: str = "allreduce"
+    staleness: int | None = 0
+    servers: Any = None
 
 
 def distributed(keras: Any, optimizer: Any, settings: Settings) -> Any:
@@ -59,22 +62,58 @@ def distributed(keras: Any, optimizer: Any, settings: Settings) -> Any:
     if settings.backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0.")
     settings = replace(settings, groups=checked_groups(settings.groups, settings.num_groups), num_groups=0)
-    reducer = Reducer(
-        backend_of(keras),
-        settings.name or f"Distributed{type(optimizer).__name__}",
-        settings.op,
-        settings.compression,
-        settings.sparse_as_dense,
-        settings.gradient_predivide_factor,
-        settings.groups,
-        settings.process_set,
-        settings.scale_local_gradients,
-    )
+    reducer = _reducer(keras, optimizer, settings)
     reducer.add_local_layers(_checked_layers(keras, settings.local_layers))
     patches.patch_training(keras)
     twin = _keras2_twin(optimizer) if is_keras2(keras) else _keras3_twin(keras, optimizer, settings)
     twin._distribute(reducer, settings.backward_passes_per_step, settings.average_aggregated_gradients)
     return twin
+
+
+def _reducer(keras: Any, optimizer: Any, settings: Settings) -> Reducer:
+    name = settings.name or f"Distributed{type(optimizer).__name__}"
+    if settings.mode == "allreduce":
+        return Reducer(
+            backend_of(keras),
+            name,
+            settings.op,
+            settings.compression,
+            settings.sparse_as_dense,
+            settings.gradient_predivide_factor,
+            settings.groups,
+            settings.process_set,
+            settings.scale_local_gradients,
+        )
+    # Most programs never need them.
+    from corro._keras import served
+    from corro.ps import _training
+
+    _training.check(settings.mode, settings.staleness)
+    if is_keras2(keras):
+        raise ValueError('mode="ps" is for Keras 3; the old Keras of tf_keras has allreduce only.')
+    rule = _training.rule_of(settings.op, settings.gradient_predivide_factor)
+    if settings.staleness == 0:
+        return served.ReducerOfSums(
+            backend_of(keras),
+            name,
+            rule,
+            settings.compression,
+            settings.sparse_as_dense,
+            settings.process_set,
+            settings.scale_local_gradients,
+            settings.servers,
+        )
+    if settings.backward_passes_per_step > 1 or getattr(optimizer, "gradient_accumulation_steps", None):
+        raise ValueError("servers that own the parameters take every gradient: backward_passes_per_step must be 1.")
+    return served.ReducerThatOwns(
+        backend_of(keras),
+        name,
+        optimizer,
+        settings.compression,
+        settings.staleness,
+        settings.process_set,
+        settings.servers,
+    )
 
 
 def _checked_layers(keras: Any, layers: Any) -> list[Any]:
@@ -295,6 +334,28 @@ class DistributedKeras3:
             is_update_step = (self._iterations + 1) % steps == 0
             grads = self._reducer.backend.only_if(is_update_step, self._leaving, list(grads))
         return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    @property
+    def store(self) -> Any:
+        """Where the parameters are, if servers own them (`mode="ps"` with a staleness); it saves and loads them."""
+        return self._reducer.owned.store  # type: ignore[attr-defined]
+
+    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+        if not hasattr(self._reducer, "owned"):
+            super()._apply_weight_decay(variables)  # type: ignore[misc]
+
+    def _backend_update_step(self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any) -> Any:
+        reducer: Any = self._reducer
+        if not hasattr(reducer, "owned"):
+            return super()._backend_update_step(grads, trainable_variables, learning_rate)  # type: ignore[misc]
+        numbers = [self._get_variable_index(v) for v in trainable_variables]  # type: ignore[attr-defined]
+        names = [f"{reducer.name}.{common_name(v, i)}" for v, i in zip(trainable_variables, numbers, strict=True)]
+        values = [variable.value for variable in trainable_variables]
+        # A variable of Keras's, unless a schedule has computed it.
+        learning_rate = getattr(learning_rate, "value", learning_rate)
+        for variable, new in zip(trainable_variables, reducer.update(names, grads, values, learning_rate), strict=True):
+            variable.assign(new)
+        return None
 
     def _leaving(self, gradients: list[Any]) -> list[Any]:
         reduced = self._reducer(gradients, self._pending)

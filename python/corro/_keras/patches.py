@@ -73,7 +73,11 @@ def _compile(backend: Any, original: Callable[..., Any], model: Any, *args: Any,
         kwargs.pop("experimental_run_tf_function", None)
     given = inspect.signature(original).bind(model, *args, **kwargs)
     # A model that is compiled without an optimizer brings its own, which may well be distributed.
-    problem = backend.jit_problem() if distributed is not None or "optimizer" not in given.arguments else ""
+    problem = ""
+    if distributed is not None:
+        problem = distributed._reducer.jit_problem()
+    elif "optimizer" not in given.arguments:
+        problem = backend.jit_problem()
     wanted = given.arguments.get("jit_compile", "auto") not in ("auto", False, None)
     if problem and distributed is None:
         if not wanted:

@@ -37,6 +37,7 @@ from corro.jax import data, elastic
 from corro.jax._constants import cross_rank, cross_size, local_rank, local_size, rank, size
 from corro.jax._eager import finish as _finish
 from corro.jax.compression import Compression
+from corro.jax.embedding import ShardedEmbedding
 from corro.jax.functions import (
     allgather_object,
     average_metrics,
@@ -86,6 +87,7 @@ __all__ = [
     "Nesterov",
     "ProcessSet",
     "Product",
+    "ShardedEmbedding",
     "Sum",
     "add_process_set",
     "allgather",

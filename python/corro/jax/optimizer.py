@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -16,6 +16,8 @@ from corro.jax.compression import Compression
 if TYPE_CHECKING:
     import optax
 
+    from corro import ps
+
 __all__ = ["AggregationState", "DistributedOptimizer"]
 
 
@@ -28,7 +30,7 @@ class AggregationState(NamedTuple):
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | ps.Optimizer,
     name: str = "DistributedOptimizer",
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
@@ -37,6 +39,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     average_aggregated_gradients: bool = False,
     groups: int | Sequence[Sequence[str]] | None = None,
     process_set: ProcessSet = global_process_set,
+    mode: str = "allreduce",
+    staleness: int | None = 0,
+    servers: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """An optax transformation that reduces the gradients over all ranks before `optimizer` sees them.
 
@@ -44,6 +49,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     belong together, as `jax.tree_util.keystr` writes them. `op` is Average, Sum or Adasum, with which every rank takes its
     own step and the steps are combined. With `backward_passes_per_step` gradients of so many calls of `update` are added up
     (`average_aggregated_gradients`: averaged) before they are reduced; in between the updates are zero.
+
+    `mode="ps"` has parameter servers do it. With `staleness=0` they average gradients. With a bound, ranks may be as many
+    steps apart (None: any number), and servers own the parameters and run the optimizer, which is said in their
+    words: `hvd.DistributedOptimizer(corro.ps.Adam(lr=1e-3), mode="ps", staleness=3)`. Then `update` needs the parameters,
+    and takes a `learning_rate=` in place of the optimizer's own. `servers` is as in `corro.ps.Store`.
 
     Ranks must make the same calls of `update`. Give different names to two optimizers of one program.
 
@@ -62,8 +72,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError("backward_passes_per_step must be > 0")
     if op == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
-    reduce = Reduction(name, op, compression, gradient_predivide_factor, groups, process_set)
-    inner = optax.with_extra_args_support(optimizer)
+    reduce: Callable[[Any], Any]
+    if mode == "allreduce":
+        reduce = Reduction(name, op, compression, gradient_predivide_factor, groups, process_set)
+    else:
+        from corro.jax import _served
+        from corro.ps import _training
+
+        _training.check(mode, staleness)
+        codes = _training.codes_of(compression, Compression.none)
+        if staleness != 0:
+            return _served.owned(optimizer, name, staleness, process_set, servers, codes)  # type: ignore[arg-type]
+        rule = _training.rule_of(op, gradient_predivide_factor)
+        reduce = _served.ServedReduction(name, rule, process_set, servers, codes)
+    inner = optax.with_extra_args_support(optimizer)  # type: ignore[arg-type]
 
     def step(gradients: Any, state: Any, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
         if op != Adasum:

@@ -6,50 +6,52 @@ bound, or none, servers own the parameters, and the optimizer runs there (`Serve
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from corro import ps
-from corro._front import basics, watching
-from corro._front.arguments import Average, Sum, set_size
+from corro._front import watching
+from corro._front.engine_compression import Settings
 from corro._front.process_sets import ProcessSet
+from corro.ps._training import Owned, Servers, Sums, check, codes_of, rule_of
 from corro.torch.optimizer import Names, _Twin
 
-Servers = Literal["colocated", "spare", "mixed"] | None
+__all__ = ["Served", "ServedOptimizer", "check", "codes_of"]
 
 
 class Served:
     """Servers add gradients up in the order of ranks: the bits of an allreduce on one host."""
 
     def __init__(
-        self, names: Names, process_set: ProcessSet, numbers: tuple[int, float, float], servers: Servers
+        self,
+        names: Names,
+        process_set: ProcessSet,
+        numbers: tuple[int, float, float],
+        servers: Servers,
+        codes: Settings,
     ) -> None:
-        op, *factors = numbers
-        if op not in (Average, Sum) or factors != [1.0, 1.0]:
-            raise ValueError('mode="ps" works with op=hvd.Average and hvd.Sum, without gradient_predivide_factor.')
-        self._rule: ps.Rule = "average" if op == Average else "sum"
-        self.store = ps.Store(process_set, ps.BSP(), servers)
-        # What the next forward pass needs first goes first.
-        self._priorities: dict[str, int] = {}
+        self._sums = Sums(rule_of(numbers[0], numbers[2]), process_set, servers, codes)
         for p, name in names.items():
             if p.requires_grad:
                 self._name(name, p)
+        self._sums.open()
+
+    @property
+    def store(self) -> ps.Store:
+        return self._sums.store
 
     def _name(self, name: str, p: torch.Tensor) -> None:
-        self._priorities[name] = len(self._priorities)
-        self.store.init(name, torch.zeros_like(p, device="cpu", memory_format=torch.contiguous_format), rule=self._rule)
+        # What the next forward pass needs first goes first.
+        shape, dtype = p.shape, p.dtype
+        self._sums.name(name, lambda: torch.zeros(shape, dtype=dtype))
 
     def start(self, name: str, p: torch.Tensor, grad: torch.Tensor) -> Callable[[], None]:
-        if name not in self._priorities:
+        if name not in self._sums:
             self._name(name, p)
-        priority = self._priorities[name]
-        self.store.push(name, grad, priority)
-        pulled = self.store.pull_async(name, priority)
+        pulled = self._sums.start(name, grad)
 
         def finish() -> None:
             pulled.wait(grad)
@@ -57,7 +59,7 @@ class Served:
         return finish
 
     def remembered(self) -> dict[str, torch.Tensor]:
-        """Servers that sum remember nothing."""
+        """Servers that sum remember nothing; what codes have left out is small, and begins anew."""
         return {}
 
     def remember(self, _states: dict[str, torch.Tensor]) -> None:
@@ -68,29 +70,23 @@ class ServedOptimizer(_Twin):
     """What is put before the user's optimizer class: `step` pushes gradients, and pulls parameters that servers updated."""
 
     _named: Names
-    _scale: float
-    # The store of the parameters: `save` and `load` are its business, what the optimizer remembers is there too.
-    store: ps.Store
+    _owned: Owned
 
-    def _serve(self, names: Names, process_set: ProcessSet, staleness: int | None, servers: Servers) -> None:
-        optimizer = server_side(self)
-        if staleness is None and momentum_of(optimizer) > 0:
-            warnings.warn(
-                "asynchronous updates act like momentum of their own, and this optimizer's comes on top of it: training may "
-                "diverge. Lower the momentum, or bound the staleness.",
-                stacklevel=3,
-            )
+    def _serve(
+        self, names: Names, process_set: ProcessSet, staleness: int | None, servers: Servers, codes: Settings
+    ) -> None:
         self._named = names
-        # Every worker pushes a gradient of its own: together they go as far as one average. Without a bound, the servers'
-        # scaling by staleness does the same.
-        self._scale = 1.0 if staleness is None else 1.0 / set_size(process_set)
-        consistency = ps.Async(staleness_lr=True) if staleness is None else ps.SSP(staleness)
-        self.store = ps.Store(process_set, consistency, servers)
-        self.store.set_optimizer(optimizer)
-        for p, name in names.items():
-            if p.requires_grad:
-                self.store.init(name, p, rule="update")
-        self._read()
+
+        def values() -> list[tuple[str, torch.Tensor]]:
+            return [(name, p.detach()) for p, name in names.items() if p.requires_grad]
+
+        self._owned = Owned(server_side(self), values, staleness, process_set, servers, codes)
+        self._owned.open(self._read)
+
+    @property
+    def store(self) -> ps.Store:
+        """The store of the parameters: `save` and `load` are its business, what the optimizer remembers is there too."""
+        return self._owned.store
 
     @property
     def _parameter_names(self) -> Names:
@@ -98,8 +94,7 @@ class ServedOptimizer(_Twin):
         return self._named
 
     def _read(self) -> None:
-        trained = [(p, name) for p, name in self._named.items() if p.requires_grad]
-        pulled = [(p, self.store.pull_async(name, at)) for at, (p, name) in enumerate(trained)]
+        pulled = [(p, self._owned.pull(name)) for p, name in self._named.items() if p.requires_grad]
         with torch.no_grad():
             for p, value in pulled:
                 value.wait(p.data)
@@ -126,10 +121,10 @@ class ServedOptimizer(_Twin):
             with torch.enable_grad():
                 loss = closure()
         rates = {p: float(group["lr"]) for group in self.param_groups for p in group["params"]}
-        for at, (p, name) in enumerate(self._named.items()):
+        for p, name in self._named.items():
             if p.grad is not None:
-                self.store.push(name, p.grad.to_dense() if p.grad.is_sparse else p.grad, at, rates[p] * self._scale)
-        self.store.clock()
+                self._owned.push(name, p.grad.to_dense() if p.grad.is_sparse else p.grad, rates[p])
+        self._owned.step()
         self._read()
         watching.mark_step()
         return loss
@@ -173,20 +168,3 @@ def server_side(optimizer: torch.optim.Optimizer) -> ps.Optimizer:
         f"servers have SGD, Adam, AdamW and Adagrad, and no {type(optimizer).__name__}: keep the optimizer on the ranks, "
         "with staleness=0."
     )
-
-
-def momentum_of(optimizer: ps.Optimizer) -> float:
-    """How much of a direction it remembers."""
-    return float(getattr(optimizer, "momentum", getattr(optimizer, "beta1", 0.0)))
-
-
-def check(mode: str, staleness: int | None, compression: Any, none: Any) -> None:
-    """Raises if these can't go together."""
-    if mode not in ("allreduce", "ps"):
-        raise ValueError(f'mode is "allreduce" or "ps", not {mode!r}.')
-    if staleness is not None and (staleness < 0 or math.isnan(staleness)):
-        raise ValueError("staleness is how many steps a rank may be ahead of the slowest; None: any number.")
-    if compression is not none:
-        raise ValueError('mode="ps" does not compress yet: use compression=hvd.Compression.none.')
-    if basics.elastic_enabled():
-        raise ValueError('mode="ps" does not work in elastic jobs yet.')

@@ -1,4 +1,4 @@
-"""Tables of embeddings that are sharded over the ranks: each has some of the rows, and looks up what others have.
+"""Tables of embeddings that are sharded over the ranks: each has a part of them, and looks up what others have.
 
 A lookup sends the row numbers that a rank needs, each once, to the ranks that have them (one alltoall of numbers), and gets
 their rows back (one of vectors). The backward pass sends gradients the same way, where the rows' owner adds them in the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,20 +20,45 @@ from corro._front import basics
 from corro._front.arguments import set_size
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.torch import sparse
-from corro.torch.mpi_ops import alltoall, barrier
+from corro.torch._shards import Block, Dealt, HotRows, Shards, shards_of
+from corro.torch.mpi_ops import alltoall_async, barrier, synchronize
 
 # Row numbers times a factor below the number of rows must fit 64 bits.
 _MOST_ROWS = 1 << 31
 
 
-class ShardedEmbedding(torch.nn.Module):
-    """As `torch.nn.Embedding`, of which each rank has 1/n of the rows, and which updates itself in the backward pass.
+@dataclass
+class _Wanted:
+    """A lookup: what is wanted, and the exchange of row numbers that is under way for it."""
 
-    Rows are dealt so that neighbours are on different ranks: popular ones are often neighbours. `optimizer` is one of
-    `hvd.sparse`; the gradient of a row is averaged over ranks, as `DistributedOptimizer` does with all others. `init` fills
-    a tensor (the rows of this rank, in a fixed order whatever the number of ranks is); by default N(0, 1). `pooling` sums or
-    averages over the last dimension of the ids. The table is in neither `parameters()` nor `state_dict()`, so that
-    `DistributedOptimizer` and `broadcast_parameters` leave it alone: `save` and `load` are its own, for any number of ranks.
+    flat: torch.Tensor
+    # Row numbers, each once (in each micro-batch), which of them each of `flat` is, and how often each is wanted.
+    unique: torch.Tensor
+    inverse: torch.Tensor
+    times: torch.Tensor
+    # Those of them that others are asked for; the rest is cached, at these places.
+    asked: torch.Tensor
+    cached: tuple[torch.Tensor, torch.Tensor]
+    dealt: Dealt
+    numbers: int
+
+
+class ShardedEmbedding(torch.nn.Module):
+    """As `torch.nn.Embedding`, of which each rank has a part, and which updates itself in the backward pass.
+
+    `shard` says how it is cut: by "row" (dealt so that neighbours are on different ranks: popular ones are often
+    neighbours), by "column", not at all ("table": one rank has it), or "auto", by its size. `optimizer` is one of
+    `hvd.sparse`; the gradient of a row is averaged over ranks, as `DistributedOptimizer` does with all others (with
+    `average=False` it is summed). `init` fills a tensor (what this rank has of the table); by default it is N(0, 1), the
+    same table for any number of ranks. `pooling` sums or averages over the last dimension of the ids. The table is in
+    neither `parameters()` nor `state_dict()`, so that `DistributedOptimizer` and `broadcast_parameters` leave it alone:
+    `save` and `load` are its own, for any number of ranks, and any way of cutting.
+
+    With `cache_rows` a rank keeps so many of the rows that it needs most, and uses each for up to `cache_steps`
+    lookups before it asks for it again: fewer bytes, for values that are a few steps old. With `micro_batches`, the
+    first dimension of the ids is so many micro-batches, whose gradients are added one after the other: the same
+    micro-batches give the same bits on any number of ranks, if they are summed. `prefetch` lets the numbers of the
+    next batch travel early.
 
     Every rank must call it equally often, forward and backward, if only with no ids. If it is called twice before the
     backward pass, rows are updated twice.
@@ -42,7 +68,7 @@ class ShardedEmbedding(torch.nn.Module):
         >>> vectors = emb(torch.tensor([[3, 999], [3, 0]]))
         >>> vectors.shape
         torch.Size([2, 2, 8])
-        >>> vectors.square().mean().backward()  # the four rows are updated
+        >>> vectors.square().mean().backward()  # the three rows are updated
     """
 
     weight: torch.Tensor
@@ -52,9 +78,13 @@ class ShardedEmbedding(torch.nn.Module):
         rows: int,
         dim: int,
         *,
-        shard: Literal["row"] = "row",
+        shard: Literal["row", "column", "table", "auto"] = "row",
         pooling: Literal["sum", "mean"] | None = None,
         optimizer: sparse.RowOptimizer | None = None,
+        average: bool = True,
+        cache_rows: int = 0,
+        cache_steps: int = 4,
+        micro_batches: int = 1,
         init: Callable[[torch.Tensor], Any] | None = None,
         dtype: torch.dtype = torch.float32,
         name: str = "embedding",
@@ -64,13 +94,13 @@ class ShardedEmbedding(torch.nn.Module):
         super().__init__()
         if not 0 < rows <= _MOST_ROWS or dim <= 0:
             raise ValueError(f"a table of {rows} rows of {dim}: there can be 1 to {_MOST_ROWS} rows.")
-        if shard != "row":
-            raise ValueError(f'shard={shard!r} is not there yet: tables are sharded by rows, shard="row".')
         if pooling not in (None, "sum", "mean"):
             raise ValueError(f'pooling is "sum", "mean" or None, not {pooling!r}.')
+        if micro_batches < 1:
+            raise ValueError("micro_batches is how many there are in the first dimension of the ids: 1 or more.")
         self.rows, self.dim, self.pooling, self.name = rows, dim, pooling, name
         self.optimizer = optimizer or sparse.SGD()
-        self.process_set = process_set
+        self.process_set, self.average, self.micro_batches = process_set, average, micro_batches
         self.steps = 0
         self._ranks = set_size(process_set)
         me = process_set.rank()
@@ -78,24 +108,36 @@ class ShardedEmbedding(torch.nn.Module):
             raise ValueError(f"rank {basics.rank()} is not in the process set of table {name!r}.")
         self._me = me
         self._factor = _factor(rows)
-        mine = len(range(self._me, rows, self._ranks))
-        weight = torch.empty(mine, dim, dtype=dtype)
+        self._shards: Shards
+        self.shard, self._shards = shards_of(shard, rows, dim, self._ranks, me, name)
+        block = self._shards.block
+        if self.shard == "column" and getattr(self.optimizer, "rowwise", False):
+            raise ValueError("one number for each row needs the whole row: shard by rows, or use rowwise=False.")
+        weight = torch.empty(block.count, block.right - block.left, dtype=dtype)
         if init is None:
-            _normal(weight, self._places(), seed)
+            _normal(weight, block, dim, seed)
         else:
             init(weight)
         self.register_buffer("weight", weight, persistent=False)
-        self.slots = self.optimizer.slots(mine, dim)
+        self.slots = self.optimizer.slots(*weight.shape)
+        self.hot = HotRows(cache_rows, cache_steps, dim, dtype) if cache_rows else None
+        self._lookups = 0
+        self._next: _Wanted | None = None
 
     def extra_repr(self) -> str:
-        return f"{self.rows}, {self.dim}, rows_here={len(self.weight)}, pooling={self.pooling}, name={self.name!r}"
-
-    def _places(self) -> torch.Tensor:
-        """Where the rows of this rank are in the table as it is dealt."""
-        return torch.arange(self._me, self.rows, self._ranks)
+        return (
+            f"{self.rows}, {self.dim}, shard={self.shard!r}, here={tuple(self.weight.shape)}, pooling={self.pooling}, "
+            f"name={self.name!r}"
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of `ids`, of any shape."""
+        vectors = self.lookup(self._flat(ids)).view(*ids.shape, self.dim)
+        if self.pooling is None:
+            return vectors
+        return vectors.sum(-2) if self.pooling == "sum" else vectors.mean(-2)
+
+    def _flat(self, ids: torch.Tensor) -> torch.Tensor:
         if ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"ids of table {self.name!r} must be int64 or int32, not {ids.dtype}.")
         flat = ids.reshape(-1).long()
@@ -104,44 +146,114 @@ class ShardedEmbedding(torch.nn.Module):
             if least < 0 or most >= self.rows:
                 wrong = int(least if least < 0 else most)
                 raise ValueError(_outside(wrong, self.name, self.rows))
-        vectors = self.lookup(flat).view(*ids.shape, self.dim)
-        if self.pooling is None:
-            return vectors
-        return vectors.sum(-2) if self.pooling == "sum" else vectors.mean(-2)
+        return flat
+
+    def prefetch(self, ids: torch.Tensor) -> None:
+        """Sends the row numbers of the next batch, which `forward` must be called with next, and does not wait.
+
+        All ranks must. The rows themselves travel when they are up to date: in `forward`.
+
+        Example:
+            >>> emb = hvd.ShardedEmbedding(1000, 8, name="prefetched")
+            >>> batches = [torch.tensor([1, 2]), torch.tensor([2, 3])]
+            >>> emb.prefetch(batches[0])
+            >>> for at, batch in enumerate(batches):
+            ...     vectors = emb(batch)
+            ...     if at + 1 < len(batches):
+            ...         emb.prefetch(batches[at + 1])
+            ...     vectors.sum().backward()
+        """
+        self.prefetch_flat(self._flat(ids))
+
+    def prefetch_flat(self, flat: torch.Tensor) -> None:
+        """The same for a list of ids that were checked."""
+        if self._next is not None:
+            raise ValueError(f"ids of table {self.name!r} were prefetched before, and not looked up yet.")
+        self._next = self._want(flat)
+
+    def _want(self, flat: torch.Tensor) -> _Wanted:
+        keys = flat
+        if self.micro_batches > 1:
+            if flat.numel() % self.micro_batches:
+                raise ValueError(f"{flat.numel()} ids can't be {self.micro_batches} micro-batches of equal size.")
+            batch = torch.arange(self.micro_batches).repeat_interleave(flat.numel() // self.micro_batches)
+            keys = batch * self.rows + flat
+        unique, inverse, times = torch.unique(keys, return_inverse=True, return_counts=True)
+        unique = unique % self.rows
+        nothing = torch.empty(0, dtype=torch.int64)
+        cached, asked = (nothing, nothing), torch.arange(len(unique))
+        self._lookups += 1
+        if self.hot is not None and self.micro_batches == 1:
+            cached = self.hot.look(unique, self._lookups)
+            missing = torch.ones(len(unique), dtype=torch.bool)
+            missing[cached[0]] = False
+            asked = missing.nonzero()[:, 0]
+        # Gradients go to the owners of all rows, also of those that are cached here; so numbers of all travel, and with a
+        # cache those that are asked for first.
+        places = unique * self._factor % self.rows
+        dealt = self._shards.deal(places[asked])
+        name = f"embedding.{self.name}.ids"
+        numbers = alltoall_async(dealt.sent, dealt.counts, name, self.process_set)
+        return _Wanted(flat, unique, inverse, times, asked, cached, dealt, numbers)
 
     def lookup(self, flat: torch.Tensor) -> torch.Tensor:
         """The rows of a list of ids that were checked."""
-        unique, inverse = torch.unique(flat, return_inverse=True)
+        wanted, self._next = self._next, None
+        if wanted is None:
+            wanted = self._want(flat)
+        elif not torch.equal(wanted.flat, flat):
+            raise ValueError(f"other ids of table {self.name!r} were prefetched than are looked up now.")
         # A function of autograd works backward only if something that goes in needs a gradient.
         trigger = torch.ones((), requires_grad=torch.is_grad_enabled())
-        rows: torch.Tensor = _Lookup.apply(trigger, unique, self)
-        return rows[inverse]
+        rows: torch.Tensor = _Lookup.apply(trigger, wanted, self)
+        return torch.nn.functional.embedding(wanted.inverse, rows)
 
-    def deal(self, unique: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For row numbers: in which order they go to ranks, how many to each, and where they are there."""
-        places = unique * self._factor % self.rows
-        owner = places % self._ranks
-        order = torch.argsort(owner, stable=True)
-        counts = torch.bincount(owner, minlength=self._ranks).int()
-        return order, counts, torch.div(places, self._ranks, rounding_mode="floor")[order]
+    def fetch(self, wanted: _Wanted) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rows that are wanted; and, for the way back, which rows others have asked for, and how many each."""
+        here, asked = synchronize(wanted.numbers)
+        name = f"embedding.{self.name}.rows"
+        came = self._shards.fetch(wanted.dealt, self.weight[here], asked, name, self.process_set)
+        if self.hot is None or self.micro_batches > 1:
+            return came, here, asked
+        rows = torch.empty(len(wanted.unique), self.dim, dtype=came.dtype)
+        rows[wanted.asked] = came
+        rows[wanted.cached[0]] = self.hot.rows(wanted.cached[1])
+        self.hot.learn(wanted.unique, wanted.times, rows, wanted.asked, self._lookups)
+        return rows, here, asked
+
+    def give(self, wanted: _Wanted, grad: torch.Tensor, here: torch.Tensor, asked: torch.Tensor) -> None:
+        """Sends gradients to the owners of rows, and updates the rows of this rank."""
+        dealt, name = wanted.dealt, f"embedding.{self.name}.gradients"
+        if self.hot is not None and self.micro_batches == 1:
+            # Owners do not know yet of rows that were cached.
+            dealt = self._shards.deal(wanted.unique * self._factor % self.rows)
+            here, asked = synchronize(alltoall_async(dealt.sent, dealt.counts, f"{name}.ids", self.process_set))
+        self.update(here, self._shards.give(dealt, grad, asked, name, self.process_set))
 
     def update(self, here: torch.Tensor, grad: torch.Tensor) -> None:
         """Updates rows of this rank by gradients that came in the order of ranks; each row once."""
         order = torch.argsort(here, stable=True)
         rows, where = torch.unique_consecutive(here[order], return_inverse=True)
         # One after the other, in the order of ranks: the same bits on every run.
-        total = torch.zeros(len(rows), self.dim, dtype=grad.dtype).index_add_(0, where, grad[order])
+        total = torch.zeros(len(rows), grad.shape[1], dtype=grad.dtype).index_add_(0, where, grad[order])
         self.steps += 1
-        self.optimizer.update(self.weight, self.slots, rows, total / self._ranks, self.steps)
+        if self.average:
+            total /= self._ranks
+        self.optimizer.update(self.weight, self.slots, rows, total, self.steps)
 
     @torch.no_grad()
     def full_weight(self) -> torch.Tensor:
         """The whole table, on every rank that asks: all must."""
-        pieces = [torch.arange(at, min(at + _PIECE, self.rows)) for at in range(0, self.rows, _PIECE)]
-        return torch.cat([self.lookup(piece) for piece in pieces])
+        cache, self.hot, batches, self.micro_batches = self.hot, None, self.micro_batches, 1
+        try:
+            pieces = [torch.arange(at, min(at + _PIECE, self.rows)) for at in range(0, self.rows, _PIECE)]
+            return torch.cat([self.lookup(piece) for piece in pieces])
+        finally:
+            self.hot, self.micro_batches = cache, batches
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes this rank's rows and what the optimizer remembers of them. All ranks must, to a folder that all can read.
+        """Writes what this rank has of the table, and what the optimizer remembers of it. All ranks must, to a folder that
+        all can read.
 
         Example:
             >>> emb = hvd.ShardedEmbedding(10, 2)
@@ -151,12 +263,13 @@ class ShardedEmbedding(torch.nn.Module):
         path.mkdir(parents=True, exist_ok=True)
         told = {"rows": self.rows, "dim": self.dim, "ranks": self._ranks, "steps": self.steps, "factor": self._factor}
         state = {"weight": self.weight, **{f"slot.{key}": slot for key, slot in self.slots.items()}}
-        torch.save({"told": told, "state": state}, path / f"{self.name}.{self._me}.pt")
+        saved = {"told": told, "block": asdict(self._shards.block), "state": state}
+        torch.save(saved, path / f"{self.name}.{self._me}.pt")
         barrier(process_set=self.process_set)
 
     @torch.no_grad()
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Takes what `save` has written, on any number of ranks.
+        """Takes what `save` has written, on any number of ranks, and cut in any way.
 
         Example:
             >>> emb = hvd.ShardedEmbedding(10, 2)
@@ -164,18 +277,30 @@ class ShardedEmbedding(torch.nn.Module):
             >>> emb.save(folder)
             >>> emb.load(folder)
         """
-        places = self._places()
+        mine = self._shards.block
+        places = mine.places()
         first = self._read(Path(folder), 0)
-        ranks = first["told"]["ranks"]
-        for at in range(ranks):
+        for at in range(first["told"]["ranks"]):
             saved = first if at == 0 else self._read(Path(folder), at)
-            wanted = (places % ranks == at).nonzero()[:, 0]
-            there = torch.div(places[wanted], ranks, rounding_mode="floor")
-            self.weight[wanted] = saved["state"]["weight"][there]
+            block = Block(**saved["block"])
+            wanted, there = block.find(places)
+            left, right = max(mine.left, block.left), min(mine.right, block.right)
+            if left >= right:
+                continue
+            to, source = slice(left - mine.left, right - mine.left), slice(left - block.left, right - block.left)
+            self.weight[wanted, to] = saved["state"]["weight"][there, source]
             for key, slot in self.slots.items():
                 if f"slot.{key}" not in saved["state"]:
                     raise ValueError(f"table {self.name!r} was saved with another optimizer: it has no {key!r}.")
-                slot[wanted] = saved["state"][f"slot.{key}"][there]
+                theirs = saved["state"][f"slot.{key}"]
+                if (slot.shape[1] == 1) != (theirs.shape[1] == 1) and self.dim > 1:
+                    raise ValueError(
+                        f"table {self.name!r} was saved with another optimizer: its {key!r} has another shape."
+                    )
+                if slot.shape[1] == 1:
+                    slot[wanted] = theirs[there]
+                else:
+                    slot[wanted, to] = theirs[there, source]
         self.steps = first["told"]["steps"]
         barrier(process_set=self.process_set)
 
@@ -190,38 +315,30 @@ class ShardedEmbedding(torch.nn.Module):
 
 
 # Rows of a whole table that travel at once.
-_PIECE = 1 << 18
+_PIECE = 1 << 15
 
 
 class _Lookup(torch.autograd.Function):
     """Rows of all ranks: forward they travel to who asks, backward their gradients to who has them."""
 
     @staticmethod
-    def forward(ctx: Any, _trigger: torch.Tensor, unique: torch.Tensor, table: ShardedEmbedding) -> torch.Tensor:
-        order, counts, places = table.deal(unique)
-        name = f"embedding.{table.name}"
-        here, asked = alltoall(places, counts, f"{name}.ids", table.process_set)
-        rows, _ = alltoall(table.weight[here], asked, f"{name}.rows", table.process_set)
-        ctx.table, ctx.order, ctx.counts, ctx.here = table, order, counts, here
-        result = torch.empty_like(rows)
-        result[order] = rows
-        return result
+    def forward(ctx: Any, _trigger: torch.Tensor, wanted: _Wanted, table: ShardedEmbedding) -> torch.Tensor:
+        rows, here, asked = table.fetch(wanted)
+        ctx.table, ctx.wanted, ctx.here, ctx.asked = table, wanted, here, asked
+        return rows
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None, None]:
-        table = ctx.table
-        (grad,) = grads
-        name = f"embedding.{table.name}.gradients"
-        came, _ = alltoall(grad[ctx.order].contiguous(), ctx.counts, name, table.process_set)
-        table.update(ctx.here, came)
+        ctx.table.give(ctx.wanted, grads[0], ctx.here, ctx.asked)
         return None, None, None
 
 
 class ShardedEmbeddingBag(torch.nn.Module):
     """Several sharded tables that are looked up together: one exchange for all of the same width.
 
-    `tables` gives rows and width by name. Called with ids of shape (batch, ids of a sample) by name, it gives a vector for
-    each sample by name: the sum or the mean of its rows.
+    `tables` gives rows and width by name; they are cut by rows. `cache_rows` and `prefetch` are as in
+    `ShardedEmbedding`. Called with ids of shape (batch, ids of a sample) by name, it gives a vector for each sample
+    by name: the sum or the mean of its rows.
 
     Example:
         >>> bag = hvd.ShardedEmbeddingBag({"user": (1000, 8), "item": (500, 8)}, optimizer=hvd.sparse.SGD(lr=0.1))
@@ -237,6 +354,8 @@ class ShardedEmbeddingBag(torch.nn.Module):
         pooling: Literal["sum", "mean"] = "sum",
         optimizer: sparse.RowOptimizer | None = None,
         init: Callable[[torch.Tensor], Any] | None = None,
+        cache_rows: int = 0,
+        cache_steps: int = 4,
         name: str = "bag",
         process_set: ProcessSet = global_process_set,
     ) -> None:
@@ -251,12 +370,13 @@ class ShardedEmbeddingBag(torch.nn.Module):
             self.offsets[table] = widths.get(dim, 0)
             widths[dim] = widths.get(dim, 0) + rows
         options: dict[str, Any] = {"optimizer": optimizer, "init": init, "process_set": process_set}
+        options |= {"cache_rows": cache_rows, "cache_steps": cache_steps}
         self.by_width = torch.nn.ModuleDict(
             {str(dim): ShardedEmbedding(rows, dim, name=f"{name}.{dim}", **options) for dim, rows in widths.items()}
         )
 
-    def forward(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A vector for each sample, by table."""
+    def _flat(self, ids: Mapping[str, torch.Tensor]) -> dict[str, tuple[list[str], torch.Tensor]]:
+        """By width, which tables have it, and the ids of all of them in a row."""
         if ids.keys() != self.tables.keys():
             raise ValueError(f"ids are for {sorted(ids)}, and there are the tables {sorted(self.tables)}.")
         for table, numbers in ids.items():
@@ -268,11 +388,23 @@ class ShardedEmbeddingBag(torch.nn.Module):
             if numbers.numel() and (int(numbers.min()) < 0 or int(numbers.max()) >= rows):
                 wrong = int(numbers.min()) if int(numbers.min()) < 0 else int(numbers.max())
                 raise ValueError(_outside(wrong, table, rows))
-        found: dict[str, torch.Tensor] = {}
-        for width, embedding in self.by_width.items():
+        found = {}
+        for width in self.by_width:
             names = [table for table in self.tables if self.tables[table][1] == int(width)]
             flat = torch.cat([ids[table].reshape(-1).long() + self.offsets[table] for table in names])
-            vectors = embedding.lookup(flat).split([ids[table].numel() for table in names])  # type: ignore[operator]
+            found[width] = (names, flat)
+        return found
+
+    def prefetch(self, ids: Mapping[str, torch.Tensor]) -> None:
+        """As `ShardedEmbedding.prefetch`."""
+        for width, (_, flat) in self._flat(ids).items():
+            self.by_width[width].prefetch_flat(flat)  # type: ignore[operator]
+
+    def forward(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A vector for each sample, by table."""
+        found: dict[str, torch.Tensor] = {}
+        for width, (names, flat) in self._flat(ids).items():
+            vectors = self.by_width[width].lookup(flat).split([ids[table].numel() for table in names])  # type: ignore[operator]
             for table, part in zip(names, vectors, strict=True):
                 rows_of = part.view(*ids[table].shape, int(width))
                 found[table] = rows_of.sum(1) if self.pooling == "sum" else rows_of.mean(1)
@@ -301,13 +433,14 @@ def _factor(rows: int) -> int:
     return factor % rows if rows > 1 else 1
 
 
-def _normal(weight: torch.Tensor, places: torch.Tensor, seed: int) -> None:
-    """N(0, 1), the same number for the same place of the table whatever the number of ranks is."""
+def _normal(weight: torch.Tensor, block: Block, dim: int, seed: int) -> None:
+    """N(0, 1), the same number for the same place and column of the table, however it is cut."""
+    places = block.places()
+    columns = torch.arange(2 * block.left, 2 * block.right)
     for start in range(0, len(places), _PIECE):
         piece = places[start : start + _PIECE]
         # A counter-based generator (splitmix64) keyed by place and column, then Box and Muller's formula.
-        counter = piece[:, None] * (2 * weight.shape[1]) + torch.arange(2 * weight.shape[1]) + (seed << 40)
-        bits = _mixed(counter)
+        bits = _mixed(piece[:, None] * (2 * dim) + columns + (seed << 40))
         unit = ((bits >> 11) & ((1 << 53) - 1)).double().add_(0.5).mul_(2.0**-53)
         radius, angle = unit[:, ::2], unit[:, 1::2]
         weight[start : start + _PIECE] = (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()

@@ -64,7 +64,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     `mode="ps"` has parameter servers do it. With `staleness=0` they average gradients, and all ends as with allreduce. With
     a bound, ranks may be as many steps apart (None: any number), and servers own the parameters and run the optimizer,
     which must be SGD, Adam, AdamW or Adagrad; what it remembers is saved by `optimizer.store`. `servers` is as in
-    `corro.ps.Store`.
+    `corro.ps.Store`; `compression` is fp16, bf16 or int8 then.
 
     New methods: `synchronize()` waits for all gradients, `skip_synchronize()` is for a `step` after it, `no_sync()` for
     batches whose gradients only add up, `set_backward_passes_per_step(n)`.
@@ -89,10 +89,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if mode != "allreduce":
         from corro.torch import _served
 
-        _served.check(mode, staleness, compression, Compression.none)
+        _served.check(mode, staleness)
+        codes = _served.codes_of(compression, Compression.none)
+        compression = Compression.none
         if staleness != 0:
             served = _subclass(optimizer, _served.ServedOptimizer)
-            served._serve(names, process_set, staleness, servers)
+            served._serve(names, process_set, staleness, servers, codes)
             return served  # type: ignore[no-any-return]
     group_lists = _groups(groups, list(names))
 
@@ -114,8 +116,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     numbers = (Sum if op == Adasum else op, *factors)
     distributed = _subclass(optimizer, _DistributedOptimizer)
     reducer = Reducer(names, group_lists, backward_passes_per_step, compression, sparse_as_dense, process_set, numbers)
-    if mode != "allreduce" and process_set.included() and basics.size() > 1:
-        reducer.way = _served.Served(names, process_set, numbers, servers)
+    if mode != "allreduce" and process_set.included() and (basics.size() > 1 or basics.elastic_enabled()):
+        reducer.way = _served.Served(names, process_set, numbers, servers, codes)
     distributed._distribute(reducer)
     return distributed
 

@@ -10,6 +10,7 @@ import optax  # pyright: ignore[reportMissingTypeStubs]
 
 import corro.jax
 import horovod.jax as hvd
+from corro import ps
 
 
 def who_am_i() -> None:
@@ -110,3 +111,13 @@ def fewer_bytes(params: dict[str, jax.Array]) -> None:
     hvd.LocalSGD(params, every=4).step(params)
     hvd.DiLoCo(params, hvd.Nesterov(0.7, 0.9), every=4).step(params)
     hvd.Gossip(params).settle(params)
+
+
+def parameter_servers(params: dict[str, jax.Array], ids: jax.Array) -> None:
+    hvd.DistributedOptimizer(optax.sgd(0.1), mode="ps", compression="int8")
+    hvd.DistributedOptimizer(ps.Adam(lr=0.001), mode="ps", staleness=3).init(params)
+    table = hvd.ShardedEmbedding(1000, 8, optimizer=ps.Adagrad(lr=0.1), name="items")
+    assert_type(table.init_anchor(), jax.Array)
+    table(table.init_anchor(), ids)
+    table.save("tables")
+    table.load("tables")

@@ -106,3 +106,10 @@ def elastic(model: keras.Model) -> None:
 def fewer_bytes() -> None:
     assert_type(hvd.compression_report()["weight"]["ratio"], float)
     hvd.load_compression_state(hvd.compression_state())
+
+
+def parameter_servers() -> None:
+    hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), mode="ps", staleness=3)
+    tf_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), mode="ps", compression="int8")
+    hvd.layers.ShardedEmbedding(1000, 8, pooling="sum", table="items")
+    tf_hvd.layers.ShardedEmbedding(1000, 8, pooling="sum", table="items")

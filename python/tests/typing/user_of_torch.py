@@ -185,6 +185,8 @@ def large_tables(ids: torch.Tensor) -> None:
     table = hvd.ShardedEmbedding(1000, 8, optimizer=hvd.sparse.Adagrad(lr=0.1, rowwise=True), name="items")
     assert_type(table(ids), Any)
     assert_type(table.full_weight(), torch.Tensor)
+    table.prefetch(ids)
+    hvd.ShardedEmbedding(1000, 8, shard="column", cache_rows=10, micro_batches=2)
     bag = hvd.ShardedEmbeddingBag({"user": (100, 8), "item": (200, 8)}, optimizer=hvd.sparse.Adam(lr=0.01))
     vectors = bag.forward({"user": ids, "item": ids})
     assert_type(vectors["user"], torch.Tensor)

@@ -44,7 +44,7 @@ from corro._keras.optimizer import Settings, distributed
 from corro._keras.values import Values
 from corro._keras.values import broadcast_variables as _broadcast_variables
 from corro.tensorflow.compression import Compression
-from corro.tensorflow.keras import callbacks, elastic
+from corro.tensorflow.keras import callbacks, elastic, layers
 from corro.tensorflow.keras._which import keras as _keras
 
 _values = Values(_keras, tf.convert_to_tensor)
@@ -77,6 +77,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "layers",
     "load_model",
     "local_rank",
     "local_size",
@@ -111,6 +112,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    mode: str = "allreduce",
+    staleness: int | None = 0,
+    servers: Any = None,
 ) -> Any:
     """The same optimizer, whose steps use the gradients of all ranks.
 
@@ -119,6 +123,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     before it reduces, and `average_aggregated_gradients` divides by their number; `groups` reduces gradients together;
     `compression` says what travels. The devices are accepted and not needed. Raises `ValueError` for options that contradict
     each other.
+
+    `mode="ps"` has parameter servers do it. With `staleness=0` they average gradients. With a bound, ranks may be as many
+    steps apart (None: any number), and servers own the parameters and run the optimizer, which must be SGD, Adam, AdamW
+    or Adagrad; what it remembers is saved by `optimizer.store`. `servers` is as in `corro.ps.Store`.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -137,6 +145,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups=groups,
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
+        mode=mode,
+        staleness=staleness,
+        servers=servers,
     )
     return distributed(_keras, optimizer, settings)
 
