@@ -2,22 +2,28 @@
 """Parameter servers on four worker hosts and some spare ones (network namespaces), beside what the formula says; and hiccups.
 
 Starts `exchange` (crates/corro-server/examples) as servers and workers, exchanges 16 MB in rounds over links of 200 Mbit/s, and prints
-seconds, the formula's seconds and their ratio, and the bytes that left each kind of host. Then, without a limit: how many
-steps 8 workers make of which each takes six times as long in 5 % of them, in rounds and with bounds. Needs root and iproute2;
-says so and ends well where they are missing. Plain Python will do: python3 bench/servers.py [--check]
+seconds, the formula's seconds and their ratio, the bytes that left each kind of host, and what our own ring (`corro-rounds`) takes on the
+same hosts, before and after. Then, without a limit: how many steps 8 workers make of which each takes six times as long in
+5 % of them, in rounds and with bounds. Needs root and iproute2; says so and ends well where they are missing. Plain Python will do:
+
+    cargo build --release -p corro-bench && cargo build --release -p corro-server --example exchange
+    python3 bench/servers.py [--check]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from contestants import Unable
+import report
+from contestants import CORRO, Unable
 from link import Limit
 from switch import Switch, hosts_on_a_switch
 
@@ -26,8 +32,9 @@ BYTES = 16 << 20
 ROUNDS = 7
 LIMIT = Limit("200 Mbit/s", "200mbit", 200e6, "64kb", "50ms")
 PORT = 47301
-# How far from the formula is still what it says.
+# How far from the formula is still what it says; and how much faster than our ring as many spare hosts as workers must be.
 TOLERANCE = 0.10
+FASTER = 1.35
 
 
 def shares(n: int, k: int) -> tuple[float, float]:
@@ -79,16 +86,36 @@ def exchange(binary: Path, switch: Switch, k: int) -> tuple[list[float], list[in
             process.wait()
 
 
+def ring(switch: Switch) -> float:
+    """Median seconds of an allreduce by our own ring, on the worker hosts."""
+    environment = [f"CORRO_SECRET={secrets.token_hex(32)}", "CORRO_ALGORITHM=ring"]
+    ranks: list[subprocess.Popen[str]] = []
+    try:
+        for host in range(WORKERS):
+            words = ["--rank", str(host), "--size", str(WORKERS), "--rendezvous", f"{switch.address(0)}:{PORT + 1}"]
+            argv = switch.command(host, ["env", *environment, f"CORRO_HOSTNAME=h{host}", str(CORRO), *words])
+            ranks.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        first = ranks[0]
+        assert first.stdin is not None and first.stdout is not None
+        assert "ready" in first.stdout.readline(), "the ring did not begin"
+        first.stdin.write(f"allreduce {BYTES} {ROUNDS - 1} 1\n")
+        first.stdin.flush()
+        return float(json.loads(first.stdout.readline())["median_us"]) / 1e6
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
 def hiccups(binary: Path, bound: str, workers: int = 8, steps: int = 100, milliseconds: int = 10) -> float:
     """Steps per second of a worker, on this very host."""
     server = subprocess.Popen([str(binary), "server", "127.0.0.1:0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     at = server.stdout.readline().strip()
-    environment = {**os.environ, "CORRO_EXCHANGE_HICCUPS": str(milliseconds)}
     try:
-        words = [str(workers), bound, "4096", str(steps), at]
+        words = [str(workers), f"{bound},hiccups={milliseconds}", "4096", str(steps), at]
         started = [
-            subprocess.Popen([str(binary), "worker", str(me), *words], stdout=subprocess.PIPE, text=True, env=environment)
+            subprocess.Popen([str(binary), "worker", str(me), *words], stdout=subprocess.PIPE, text=True)
             for me in range(workers)
         ]
         said = [process.communicate(timeout=300)[0] for process in started]
@@ -102,33 +129,55 @@ def hiccups(binary: Path, bound: str, workers: int = 8, steps: int = 100, millis
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--exchange", type=Path, default=Path("target/release/examples/exchange"))
-    parser.add_argument("--check", action="store_true", help="fail where the formula is missed")
+    parser.add_argument("--check", action="store_true", help="fail where a bar is missed")
+    parser.add_argument("--out", type=Path, help="a folder for servers.json")
     chosen = parser.parse_args(arguments)
+    facts = report.machine()
+    print(report.machine_text(facts), f"load average {os.getloadavg()[0]:.2f}")
+    binary = chosen.exchange.resolve()
+    record: dict[str, object] = {"machine": facts, "load": os.getloadavg(), "link": LIMIT.text(), "bytes": BYTES}
+    try:
+        failed = spare_hosts(binary, record)
+    except Unable as reason:
+        print(f"servers: {reason}")
+        return 0
+    failed |= bounds(binary, record)
+    if chosen.out:
+        print(f"wrote {report.write_json('servers.json', record, chosen.out)}")
+    return int(failed and chosen.check)
+
+
+def spare_hosts(binary: Path, record: dict[str, object]) -> bool:
+    """What k spare hosts bring; whether a bar is missed."""
     failed = False
     print(f"{BYTES >> 20} MB on {WORKERS} workers, {LIMIT.name}: medians of {ROUNDS - 1} rounds")
-    print("| spare hosts | seconds | formula | ratio | MB sent by a worker host | by a spare host |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    rows, found = [], []
     for k in (0, 1, 2, 4):
-        try:
-            with hosts_on_a_switch(WORKERS + k) as switch:
-                switch.limit(LIMIT)
-                seconds, moved = exchange(chosen.exchange.resolve(), switch, k)
-        except Unable as reason:
-            print(f"servers: {reason}")
-            return 0
+        with hosts_on_a_switch(WORKERS + k) as switch:
+            switch.limit(LIMIT)
+            before = ring(switch)
+            seconds, moved = exchange(binary, switch, k)
+            rings = statistics.mean([before, ring(switch)])
         expected = formula(WORKERS, k) * BYTES * 8 / LIMIT.bits_per_s
         measured = statistics.median(seconds)
-        worker, spare = (statistics.mean(part) / ROUNDS / 2**20 if part else 0 for part in (moved[:WORKERS], moved[WORKERS:]))
-        print(f"| {k} | {measured:.3f} | {expected:.3f} | {measured / expected:.3f} | {worker:.2f} | {spare:.2f} |")
-        failed |= measured > expected * (1 + TOLERANCE)
-    base = hiccups(chosen.exchange, "0")
-    print("8 workers, 5 % of steps take six times as long: steps/s", f"in rounds {base:.1f}", end="")
-    for bound in ("1", "3", "10"):
-        rate = hiccups(chosen.exchange, bound)
-        print(f", s={bound} {rate:.1f} ({rate / base:.2f}x)", end="")
-        failed |= bound == "3" and rate < 1.5 * base
-    print()
-    return int(failed and chosen.check)
+        worker, spare = (statistics.mean(part) / ROUNDS / 2**20 if part else 0.0 for part in (moved[:WORKERS], moved[WORKERS:]))
+        off, faster = measured / expected, rings / measured
+        rows.append([str(k), *(f"{x:.3f}" for x in (measured, expected, off, rings, faster)), f"{worker:.2f}", f"{spare:.2f}"])
+        found.append({"spare": k, "seconds": measured, "formula": expected, "ring": rings, "mb_worker": worker, "mb_spare": spare})
+        failed |= off > 1 + TOLERANCE or (k == WORKERS and faster < FASTER)
+    head = ["spare hosts", "seconds", "formula", "ratio", "our ring", "times faster", "MB sent by a worker host", "by a spare host"]
+    print(report.table(head, rows))
+    record["spare_hosts"] = found
+    return failed
+
+
+def bounds(binary: Path, record: dict[str, object]) -> bool:
+    """How many steps workers with hiccups make; whether the bar is missed."""
+    rates = {bound: statistics.median(hiccups(binary, bound) for _ in range(3)) for bound in ("0", "1", "3", "10")}
+    text = ", ".join(f"s={bound} {rate:.1f} ({rate / rates['0']:.2f}x)" for bound, rate in rates.items())
+    print(f"8 workers, 5 % of steps take six times as long: steps/s {text}")
+    record["hiccups"] = rates
+    return rates["3"] < 1.5 * rates["0"]
 
 
 if __name__ == "__main__":
