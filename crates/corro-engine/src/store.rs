@@ -69,10 +69,10 @@ impl Store {
                 Some(Server::start(SocketAddr::from((anywhere, 0)), &secret, settings.tls)?)
             }
         };
-        let spare = launched.map_or_else(Vec::new, |launched| launched.addresses);
-        let (spare_share, host_share) = placement::shares(engine.cross_size().max(1), spare.len());
+        let extra = launched.map_or_else(Vec::new, |launched| launched.addresses);
+        let (spare_share, host_share) = placement::shares(engine.cross_size().max(1), extra.len());
         let mut servers: Vec<ServerAddress> =
-            spare.into_iter().map(|addresses| ServerAddress { addresses, share: spare_share }).collect();
+            extra.into_iter().map(|addresses| ServerAddress { addresses, share: spare_share }).collect();
         // The first rank says which store it is: no other has that number.
         let number = RandomState::new().build_hasher().finish() >> 1;
         let listens = server.as_ref().map_or(&[][..], Server::addresses);

@@ -304,7 +304,10 @@ impl Session {
         part.round += 1;
         let (round, seen, home) = (part.round, part.seen, part.home);
         let clock = if in_rounds { round } else { now };
-        let payload = code.map_or(payload.clone(), |code| part.encode(code, &payload));
+        let payload = match code {
+            Some(code) => part.encode(code, &payload),
+            None => payload,
+        };
         let request = match rows {
             None => Request::Push { id, key, clock, seen, rate, code },
             Some(rows) => Request::PushRows { id, key, clock, seen, rate, rows },

@@ -95,8 +95,8 @@ impl<Heard: DeserializeOwned> Wire<Heard> {
             loop {
                 let frame = self.reader.next_frame();
                 self.nonsense |= frame.is_err();
-                let Some((head, payload)) = frame.map_err(wrong)? else { break };
-                hear(head, payload).map_err(wrong)?;
+                let Some((said, payload)) = frame.map_err(wrong)? else { break };
+                hear(said, payload).map_err(wrong)?;
             }
         }
         Ok(true)
