@@ -377,8 +377,8 @@ int32_t corro_store_init(corro_store store,
                          const void *value);
 
 // Servers update with this optimizer from now on: its name and numbers, as in `"adam lr=0.01 beta1=0.9"`. There are sgd (lr, momentum,
-// nesterov, weight_decay), adam and adamw (lr, beta1, beta2, eps, weight_decay), adagrad (lr, eps, weight_decay,
-// initial_accumulator_value) and row_adagrad (lr, eps, initial_accumulator_value).
+// nesterov, `weight_decay`), adam and adamw (lr, beta1, beta2, eps, `weight_decay`), adagrad (lr, eps, `weight_decay`,
+// `initial_accumulator_value`) and `row_adagrad` (lr, eps, `initial_accumulator_value`).
 //
 // `optimizer` is a text.
 int32_t corro_store_set_optimizer(corro_store store,
