@@ -293,11 +293,11 @@ class ShardedEmbedding(torch.nn.Module):
                 if f"slot.{key}" not in saved["state"]:
                     raise ValueError(f"table {self.name!r} was saved with another optimizer: it has no {key!r}.")
                 theirs = saved["state"][f"slot.{key}"]
-                if (slot.shape[1] == 1) != (theirs.shape[1] == 1) and self.dim > 1:
+                if _by_row(slot, mine) != _by_row(theirs, block):
                     raise ValueError(
                         f"table {self.name!r} was saved with another optimizer: its {key!r} has another shape."
                     )
-                if slot.shape[1] == 1:
+                if _by_row(slot, mine):
                     slot[wanted] = theirs[there]
                 else:
                     slot[wanted, to] = theirs[there, source]
@@ -312,6 +312,11 @@ class ShardedEmbedding(torch.nn.Module):
                 f"table {self.name!r} was saved with {told['rows']} rows of {told['dim']}; it has {self.rows} of {self.dim}."
             )
         return saved
+
+
+def _by_row(slot: torch.Tensor, block: Block) -> bool:
+    """Whether the optimizer remembers one number for a row, and not one for each of the block's columns."""
+    return slot.shape[1] < block.right - block.left
 
 
 # Rows of a whole table that travel at once.
