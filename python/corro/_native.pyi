@@ -91,6 +91,9 @@ class StoreClient:
 def launched_servers() -> tuple[bool, list[list[str]]]:
     """Whether the servers that the launcher has started have hosts of their own, and the addresses of each."""
 
+def add_rows(dtype: int, row_bytes: int, into: tuple[int, int], to: tuple[int, int], rows: tuple[int, int], /) -> None:
+    """Adds rows to those of a table that have the numbers `to` (int64), one after the other; all as address and bytes."""
+
 def server_shares(worker_hosts: int, spare_hosts: int) -> tuple[float, float]:
     """The shares of one spare host and of one worker host in the parameters."""
 

@@ -37,6 +37,7 @@ mod instantiate;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod reduce;
+mod rows;
 mod scalar;
 mod stream;
 
@@ -44,6 +45,7 @@ use corro_core::{DType, ReduceOp};
 
 pub use compact::{Into, Levels, Noise, Rest};
 pub use dispatch::InstructionSet;
+pub use rows::add_rows;
 pub use stream::stream;
 
 /// `dst[i] = op(dst[i], src[i])`.

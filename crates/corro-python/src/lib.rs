@@ -79,7 +79,7 @@ mod _native {
     #[pymodule_export]
     use crate::output::Output;
     #[pymodule_export]
-    use crate::servers::{ParameterServer, Pulled, PulledRows, StoreClient, launched_servers, server_shares};
+    use crate::servers::{ParameterServer, Pulled, PulledRows, StoreClient, add_rows, launched_servers, server_shares};
     #[pymodule_export]
     use crate::settings::{flag, foreign, setting};
     #[pymodule_export]

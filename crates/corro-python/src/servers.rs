@@ -118,6 +118,27 @@ pub(crate) struct StoreClient(Mutex<Option<Arc<Client>>>);
 /// Where an array lies, and how long it is.
 type Memory = (usize, usize);
 
+/// Adds rows to those of a table that have the numbers `to`, one after the other.
+#[pyfunction]
+pub(crate) fn add_rows(
+    py: Python<'_>,
+    dtype: u8,
+    row_bytes: usize,
+    into: Memory,
+    to: Memory,
+    from: Memory,
+) -> PyResult<()> {
+    let dtype = DType::from_id(dtype).filter(|dtype| row_bytes.is_multiple_of(dtype.size()));
+    let dtype = dtype.ok_or_else(|| exception(py, &Error::Usage(format!("rows of {row_bytes} bytes"))))?;
+    // SAFETY: corro/torch holds all three until this returns; `into` is its own, and is no part of the others.
+    let (into, to, from) = unsafe { (writable(into), readable(to), readable(from)) };
+    let to: Vec<i64> = numbers(to).into_iter().map(u64::cast_signed).collect();
+    outside(py, || {
+        corro_kernels::add_rows(dtype, into, row_bytes, &to, from)
+            .map_err(|wrong| Error::Usage(format!("there is no row {wrong}")))
+    })
+}
+
 impl StoreClient {
     /// Does something with the client, outside; a signal that came meanwhile goes first.
     fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&Client) -> Result<T> + Send) -> PyResult<T> {

@@ -8,7 +8,7 @@
 use crate::words::{MAX_PART_BYTES, ServerId};
 
 /// The shortest part, but for last ones: shorter ones cost more in frames than they gain in balance.
-pub const MIN_PART_BYTES: usize = 1 << 20;
+pub const MIN_PART_BYTES: usize = 256 << 10;
 
 /// The shares of one spare host and of one worker host.
 pub fn shares(worker_hosts: usize, spare_hosts: usize) -> (f64, f64) {
@@ -38,7 +38,7 @@ pub fn part_rows(rows: u64, row_bytes: usize, servers: usize) -> Vec<u64> {
     let most = (MAX_PART_BYTES as u64 / row_bytes).max(1);
     let least = rows.div_ceil(most).max(1);
     // Several parts a server, so that its summing hides behind the wire.
-    let wished = (4 * servers as u64).min(bytes / MIN_PART_BYTES as u64);
+    let wished = (16 * servers as u64).min(bytes / MIN_PART_BYTES as u64);
     let parts = wished.clamp(least, rows.max(1).max(least));
     (0..parts).map(|p| rows / parts + u64::from(p < rows % parts)).collect()
 }

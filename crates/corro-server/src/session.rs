@@ -230,6 +230,9 @@ impl Session {
         payload: Payload,
     ) -> u64 {
         match part {
+            Some(key) if matches!(request, Request::Pull { .. } | Request::PullRows { .. }) => {
+                self.queues[server as usize].ask(key, priority, request.clone(), payload.clone());
+            }
             Some(key) => self.queues[server as usize].put(key, priority, request.clone(), payload.clone()),
             None => self.queues[server as usize].put_last(request.clone()),
         }

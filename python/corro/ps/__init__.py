@@ -25,7 +25,7 @@ from corro._front.basics import (
 )
 from corro._front.objects import allgather_object
 from corro._front.process_sets import ProcessSet, global_process_set
-from corro.ps._memory import Array, Memory, memory_of, new_like, numbers, room_of
+from corro.ps._memory import Array, Memory, memory_of, new_like, numbers, place_of, room_of
 
 __all__ = ["BSP", "SSP", "Adagrad", "Adam", "AdamW", "Async", "Pulled", "RowAdagrad", "SGD", "Store"]  # noqa: RUF022 - by kind
 
@@ -288,7 +288,7 @@ class Store:
             ...     store.pull("x")
             array([1.], dtype=float32)
         """
-        self._client.push(key, memory_of(value).checked(self._kinds, key).place, priority, lr)
+        self._client.push(key, place_of(value, self._kinds, key), priority, lr)
 
     def pull(self, key: str, out: Any = None, priority: int = 0) -> Any:
         """The value of an array, in `out` or in a new array. In rounds it waits for those who have not pushed yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ class Memory:
         self.kind, self._array, self.dtype = kind, array, dtype
         self.place = (address, nbytes)
         self.shape = kind[1]
-        self.elements = int(np.prod(self.shape, dtype=np.int64))
+        self.elements = math.prod(self.shape)
         self.itemsize = nbytes // self.elements if self.elements else 1
 
     def checked(self, kinds: dict[str, Kind], key: str, rows: bool = False) -> Memory:
@@ -68,7 +69,22 @@ def memory_of(value: Array) -> Memory:
         return Memory(kind, tensor, tensor.data_ptr(), DTYPES[tensor.dtype], tensor.numel() * tensor.element_size())
     array = readable(value)
     address, shape, dtype, _ = view(array)[:4]
-    return Memory(("numpy", tuple(shape), array.dtype.name), array, address, dtype, array.nbytes)
+    name = _names.setdefault(array.dtype, array.dtype.name)
+    return Memory(("numpy", tuple(shape), name), array, address, dtype, array.nbytes)
+
+
+# Of dtypes that were seen: numpy makes the name anew each time it is asked, which takes longer than a push.
+_names: dict[np.dtype[Any], str] = {}
+
+
+def place_of(value: Array, kinds: dict[str, Kind], key: str) -> tuple[int, int]:
+    """Where a value of a key can be read, if it is what the key's value is like. `value` must be kept meanwhile."""
+    # The common case by itself: for few bytes, all else takes longer than the push.
+    if type(value) is np.ndarray and value.flags.c_contiguous:
+        kind = kinds.get(key)
+        if kind is not None and value.shape == kind[1] and _names.get(value.dtype) == kind[2]:
+            return value.ctypes.data, value.nbytes
+    return memory_of(value).checked(kinds, key).place
 
 
 def room_of(home: Any) -> Room:

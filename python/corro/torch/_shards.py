@@ -52,6 +52,18 @@ class Dealt:
     counts: torch.Tensor
     sent: torch.Tensor
 
+    def sorted(self, which: torch.Tensor) -> torch.Tensor:
+        """What belongs to the places, in the order in which these go."""
+        return which if self.order is None else which[self.order]
+
+    def whereabouts(self) -> torch.Tensor | None:
+        """Where each place has gone in that order; None: where it was."""
+        if self.order is None:
+            return None
+        found = torch.empty_like(self.order)
+        found[self.order] = torch.arange(len(found))
+        return found
+
 
 class Shards(Protocol):
     """How a table is cut."""
@@ -62,10 +74,11 @@ class Shards(Protocol):
         """Who is asked for what."""
 
     def fetch(self, dealt: Dealt, rows: torch.Tensor, asked: torch.Tensor, name: str, over: ProcessSet) -> torch.Tensor:
-        """Sends `rows`, what others have asked for, and gives what was asked of them, in the order of the places."""
+        """Sends `rows`, what others have asked for, and gives what was asked of them, in the order in which it was dealt."""
 
     def give(self, dealt: Dealt, grad: torch.Tensor, asked: torch.Tensor, name: str, over: ProcessSet) -> torch.Tensor:
-        """Sends gradients the other way, and gives those of the rows that others have asked for, in the order of ranks."""
+        """Sends gradients of what was asked for, in the order in which it was dealt, and gives those of the rows that others
+        have asked for, in the order of ranks."""
 
 
 class Rows:
@@ -89,17 +102,10 @@ class Rows:
         return Dealt(order, counts, torch.div(places, self._ranks, rounding_mode="floor")[order])
 
     def fetch(self, dealt: Dealt, rows: torch.Tensor, asked: torch.Tensor, name: str, over: ProcessSet) -> torch.Tensor:
-        came, _ = alltoall(rows, asked, name, over)
-        if dealt.order is None:
-            return came
-        result = torch.empty_like(came)
-        result[dealt.order] = came
-        return result
+        return alltoall(rows, asked, name, over)[0]
 
     def give(self, dealt: Dealt, grad: torch.Tensor, asked: torch.Tensor, name: str, over: ProcessSet) -> torch.Tensor:
-        ordered = grad if dealt.order is None else grad[dealt.order]
-        came, _ = alltoall(ordered.contiguous(), dealt.counts, name, over)
-        return came
+        return alltoall(grad, dealt.counts, name, over)[0]
 
 
 class Columns:

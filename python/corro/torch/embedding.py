@@ -20,6 +20,7 @@ from corro._front import basics
 from corro._front.arguments import set_size
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.torch import sparse
+from corro.torch._rows import sum_rows
 from corro.torch._shards import Block, Dealt, HotRows, Shards, shards_of
 from corro.torch.mpi_ops import alltoall_async, barrier, synchronize
 
@@ -32,7 +33,8 @@ class _Wanted:
     """A lookup: what is wanted, and the exchange of row numbers that is under way for it."""
 
     flat: torch.Tensor
-    # Row numbers, each once (in each micro-batch), which of them each of `flat` is, and how often each is wanted.
+    # Row numbers, each once (in each micro-batch), and how often each is wanted; and which of the rows that come each of
+    # `flat` is.
     unique: torch.Tensor
     inverse: torch.Tensor
     times: torch.Tensor
@@ -124,6 +126,11 @@ class ShardedEmbedding(torch.nn.Module):
         self._lookups = 0
         self._next: _Wanted | None = None
 
+    @property
+    def _caches(self) -> bool:
+        """Micro-batches need every row as it is."""
+        return self.hot is not None and self.micro_batches == 1
+
     def extra_repr(self) -> str:
         return (
             f"{self.rows}, {self.dim}, shard={self.shard!r}, here={tuple(self.weight.shape)}, pooling={self.pooling}, "
@@ -183,7 +190,7 @@ class ShardedEmbedding(torch.nn.Module):
         nothing = torch.empty(0, dtype=torch.int64)
         cached, asked = (nothing, nothing), torch.arange(len(unique))
         self._lookups += 1
-        if self.hot is not None and self.micro_batches == 1:
+        if self.hot is not None and self._caches:
             cached = self.hot.look(unique, self._lookups)
             missing = torch.ones(len(unique), dtype=torch.bool)
             missing[cached[0]] = False
@@ -192,6 +199,9 @@ class ShardedEmbedding(torch.nn.Module):
         # cache those that are asked for first.
         places = unique * self._factor % self.rows
         dealt = self._shards.deal(places[asked])
+        if not self._caches and (moved := dealt.whereabouts()) is not None:
+            # Rows stay in the order in which they come: numbers are quicker to sort than rows.
+            inverse = moved[inverse]
         name = f"embedding.{self.name}.ids"
         numbers = alltoall_async(dealt.sent, dealt.counts, name, self.process_set)
         return _Wanted(flat, unique, inverse, times, asked, cached, dealt, numbers)
@@ -206,17 +216,18 @@ class ShardedEmbedding(torch.nn.Module):
         # A function of autograd works backward only if something that goes in needs a gradient.
         trigger = torch.ones((), requires_grad=torch.is_grad_enabled())
         rows: torch.Tensor = _Lookup.apply(trigger, wanted, self)
-        return torch.nn.functional.embedding(wanted.inverse, rows)
+        return _Spread.apply(rows, wanted.inverse)
 
     def fetch(self, wanted: _Wanted) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows that are wanted; and, for the way back, which rows others have asked for, and how many each."""
         here, asked = synchronize(wanted.numbers)
         name = f"embedding.{self.name}.rows"
-        came = self._shards.fetch(wanted.dealt, self.weight[here], asked, name, self.process_set)
-        if self.hot is None or self.micro_batches > 1:
+        theirs = torch.index_select(self.weight, 0, here)
+        came = self._shards.fetch(wanted.dealt, theirs, asked, name, self.process_set)
+        if self.hot is None or not self._caches:
             return came, here, asked
         rows = torch.empty(len(wanted.unique), self.dim, dtype=came.dtype)
-        rows[wanted.asked] = came
+        rows[wanted.dealt.sorted(wanted.asked)] = came
         rows[wanted.cached[0]] = self.hot.rows(wanted.cached[1])
         self.hot.learn(wanted.unique, wanted.times, rows, wanted.asked, self._lookups)
         return rows, here, asked
@@ -224,18 +235,18 @@ class ShardedEmbedding(torch.nn.Module):
     def give(self, wanted: _Wanted, grad: torch.Tensor, here: torch.Tensor, asked: torch.Tensor) -> None:
         """Sends gradients to the owners of rows, and updates the rows of this rank."""
         dealt, name = wanted.dealt, f"embedding.{self.name}.gradients"
-        if self.hot is not None and self.micro_batches == 1:
+        if self._caches:
             # Owners do not know yet of rows that were cached.
             dealt = self._shards.deal(wanted.unique * self._factor % self.rows)
+            grad = dealt.sorted(grad)
             here, asked = synchronize(alltoall_async(dealt.sent, dealt.counts, f"{name}.ids", self.process_set))
         self.update(here, self._shards.give(dealt, grad, asked, name, self.process_set))
 
     def update(self, here: torch.Tensor, grad: torch.Tensor) -> None:
         """Updates rows of this rank by gradients that came in the order of ranks; each row once."""
-        order = torch.argsort(here, stable=True)
-        rows, where = torch.unique_consecutive(here[order], return_inverse=True)
+        rows, where = torch.unique(here, return_inverse=True)
         # One after the other, in the order of ranks: the same bits on every run.
-        total = torch.zeros(len(rows), grad.shape[1], dtype=grad.dtype).index_add_(0, where, grad[order])
+        total = sum_rows(grad, where, len(rows))
         self.steps += 1
         if self.average:
             total /= self._ranks
@@ -321,6 +332,8 @@ def _by_row(slot: torch.Tensor, block: Block) -> bool:
 
 # Rows of a whole table that travel at once.
 _PIECE = 1 << 15
+# And that are filled at once.
+_NEW_ROWS = 1 << 10
 
 
 class _Lookup(torch.autograd.Function):
@@ -336,6 +349,20 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None, None]:
         ctx.table.give(ctx.wanted, grads[0], ctx.here, ctx.asked)
         return None, None, None
+
+
+class _Spread(torch.autograd.Function):
+    """Rows to where they are wanted, and the sums of their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        ctx.where, ctx.count = where, len(rows)
+        return torch.index_select(rows, 0, where)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grad = grads[0]
+        return sum_rows(grad, ctx.where, ctx.count), None
 
 
 class ShardedEmbeddingBag(torch.nn.Module):
@@ -442,13 +469,14 @@ def _normal(weight: torch.Tensor, block: Block, dim: int, seed: int) -> None:
     """N(0, 1), the same number for the same place and column of the table, however it is cut."""
     places = block.places()
     columns = torch.arange(2 * block.left, 2 * block.right)
-    for start in range(0, len(places), _PIECE):
-        piece = places[start : start + _PIECE]
+    # In pieces that are small beside the table.
+    for start in range(0, len(places), _NEW_ROWS):
+        piece = places[start : start + _NEW_ROWS]
         # A counter-based generator (splitmix64) keyed by place and column, then Box and Muller's formula.
         bits = _mixed(piece[:, None] * (2 * dim) + columns + (seed << 40))
         unit = ((bits >> 11) & ((1 << 53) - 1)).double().add_(0.5).mul_(2.0**-53)
         radius, angle = unit[:, ::2], unit[:, 1::2]
-        weight[start : start + _PIECE] = (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
+        weight[start : start + _NEW_ROWS] = (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
 
 
 def _mixed(counter: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from corro.torch._rows import add_rows
+
 __all__ = ["SGD", "Adagrad", "Adam"]
 
 
@@ -30,7 +32,7 @@ class SGD:
         self, weight: torch.Tensor, _slots: dict[str, torch.Tensor], rows: torch.Tensor, grad: torch.Tensor, _step: int
     ) -> None:
         """Updates some rows of a table, each of which is there once."""
-        weight.index_add_(0, rows, grad, alpha=-self.lr)
+        add_rows(weight, rows, grad * -self.lr)
 
 
 @dataclass
