@@ -333,7 +333,7 @@ def _by_row(slot: torch.Tensor, block: Block) -> bool:
 # Rows of a whole table that travel at once.
 _PIECE = 1 << 15
 # And that are filled at once.
-_NEW_ROWS = 1 << 10
+_NEW_ROWS = 1 << 8
 
 
 class _Lookup(torch.autograd.Function):
