@@ -22,12 +22,12 @@ mod tests {
 
     #[test]
     fn rows_are_added_where_they_belong() {
-        let mut into = [0.0f32, 0.0, 10.0, 20.0, 5.0, 5.0];
-        let from = [1.0f32, 2.0, 3.0, 4.0, 1e8, -1e8, -1e8, 1e8];
-        add_rows(DType::F32, bytemuck::cast_slice_mut(&mut into), 8, &[1, 0, 1, 1], bytemuck::cast_slice(&from))
-            .unwrap();
+        let bytes = |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|n| n.to_ne_bytes()).collect() };
+        let mut into = bytes(&[0.0, 0.0, 10.0, 20.0, 5.0, 5.0]);
+        let from = bytes(&[1.0, 2.0, 3.0, 4.0, 1e8, -1e8, -1e8, 1e8]);
+        add_rows(DType::F32, &mut into, 8, &[1, 0, 1, 1], &from).unwrap();
         // One after the other: what 11 and 22 lose to 1e8 is lost.
-        assert_eq!(into, [3.0, 4.0, 11.0f32 + 1e8 - 1e8, 22.0f32 - 1e8 + 1e8, 5.0, 5.0]);
+        assert_eq!(into, bytes(&[3.0, 4.0, 11.0f32 + 1e8 - 1e8, 22.0f32 - 1e8 + 1e8, 5.0, 5.0]));
     }
 
     #[test]

@@ -112,7 +112,7 @@ mod tests {
             assert!(longest <= MAX_PART_BYTES, "{longest}");
             assert!(parts.len() == 1 || longest + row_bytes >= MIN_PART_BYTES, "{parts:?}");
         }
-        assert_eq!(part_rows(1 << 18, 64, 8).len(), 16);
+        assert_eq!(part_rows(1 << 18, 64, 8).len(), 64);
     }
 
     #[test]
