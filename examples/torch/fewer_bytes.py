@@ -84,6 +84,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=16, help="of each rank")
     parser.add_argument("--lr", type=float, default=0.0, help="by default one that suits the task")
+    parser.add_argument("--decay", action="store_true", help="let the learning rate fall to nothing until the end")
     parser.add_argument("--sgd", action="store_true", help="SGD with momentum instead of Adam")
     parser.add_argument("--every", type=int, default=50, help="local SGD and DiLoCo: steps between meetings")
     parser.add_argument("--fragments", type=int, default=4, help="DiLoCo")
@@ -134,7 +135,11 @@ def main() -> None:
         optimizer, training = optimizer_for(options, model)
 
     began = time.perf_counter()
-    for _ in range(options.steps):
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for step in range(options.steps):
+        if options.decay:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * (1 - step / options.steps)
         optimizer.zero_grad()
         task.loss(model).backward()
         optimizer.step()
