@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `starter` | the traits |
 //! | `local`, `ssh`, `remote_shell`, `srun`, `batch` | the ways |
-//! | `joined` | agents that come by themselves (see [`crate::join`]) |
+//! | `joined` | agents that come by themselves (see `crate::join`) |
 //! | `remote` | which way other hosts are reached, as the user said |
 //! | `locality` | whether a host is this one |
 
