@@ -201,7 +201,7 @@ fn fill_in(matches: &ArgMatches, allocation: Option<&Allocation>, job: &mut Job)
             *field = length;
         }
     }
-    job.remote = remote(matches, allocation)?;
+    job.remote = Remote { join_port: join_port(matches)?, ..remote(matches, allocation)? };
     job.servers = servers(matches, job)?;
     if !job.servers.hosts.is_empty() {
         job.variables.push((config::SERVERS.name.into(), job.servers.setting()));
@@ -291,7 +291,7 @@ pub(super) fn remote(matches: &ArgMatches, allocation: Option<&Allocation>) -> R
         shell: text("remote-shell").or_else(|| config::REMOTE_SHELL.value()).or_else(kubeflow).map(Into::into),
         // Who names hosts may name others than those of the allocation: srun says so, and what to do.
         system: allocation.map(|allocation| allocation.system).filter(|_| !asks_for_ssh(matches)),
-        join_port: join_port(matches)?,
+        join_port: None,
     })
 }
 
