@@ -72,6 +72,7 @@ def layer_class(keras: Any) -> Any:
             return keras.ops.sum(vectors, -2) if self.pooling == "sum" else keras.ops.mean(vectors, -2)
 
         def compute_output_spec(self, ids: Any) -> Any:
+            """What `call` gives, for models that are made before anything is looked up."""
             shape = (*(ids.shape if self.pooling is None else ids.shape[:-1]), self.dim)
             return keras.KerasTensor(shape, dtype="float32")
 
