@@ -1,0 +1,1 @@
+"""TensorFlow's data service on Spark: `compute_worker`."""
