@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +27,17 @@ def settings() -> dict[str, str]:
         "spark.executorEnv.PYTHONPATH": os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]),
         "spark.sql.shuffle.partitions": "3",
         "spark.default.parallelism": "3",
+    }
+
+
+def submit_arguments(master: str) -> dict[str, str]:
+    """The environment of a driver program that is not this one, for a Spark of its own."""
+    given = {**settings(), "spark.default.parallelism": "2"}
+    words = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
+    return {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": shlex.join(["--master", master, *words, "pyspark-shell"]),
     }
 
 
@@ -59,3 +71,11 @@ def spark(application: Any) -> Any:
         assert time.monotonic() < until, "Spark has not started three executors"
         time.sleep(0.1)
     return application
+
+
+@pytest.fixture(scope="session")
+def rows(application: Any) -> Any:
+    """The DataFrame of the estimators' tests."""
+    import estimator_checks
+
+    return estimator_checks.line(application)

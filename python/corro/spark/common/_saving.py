@@ -62,7 +62,8 @@ class _Writer(MLWriter):
     def saveImpl(self, path: str) -> None:  # noqa: N802 - Spark's way to name it
         content = base64.b64encode(cloudpickle.dumps(self._instance._packed(_values(self._instance)))).decode()
         extra = {"corro": content}
-        DefaultParamsWriter.saveMetadata(self._instance, path, self.sparkSession, extraMetadata=extra, paramMap={})
+        # Of Spark 3.5 on; only 4 would take the session, too.
+        DefaultParamsWriter.saveMetadata(self._instance, path, self.sc, extraMetadata=extra, paramMap={})
 
 
 class _Reader(MLReader):
@@ -71,6 +72,6 @@ class _Reader(MLReader):
         self._cls = cls
 
     def load(self, path: str) -> Any:
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        metadata = DefaultParamsReader.loadMetadata(path, self.sc)
         values = cloudpickle.loads(base64.b64decode(metadata["corro"]))
         return _made(self._cls, metadata["uid"], values)

@@ -9,10 +9,12 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from corro import _native
 from corro.spark.common.store import FilesystemStore
 
 __all__ = ["History", "Training", "as_input", "packed_arrays", "unpacked_arrays"]
@@ -79,9 +81,20 @@ class Training:
             self.store.write(path, checkpoint)
         if logs is not None:
             self.store.write_text(f"{logs}/history.json", json.dumps({"epoch": epoch, **history}))
+        # For the launcher's page, and for TensorBoard.
+        if _native.is_watched():
+            for name, values in history.items():
+                _native.log_value(epoch, name, values[-1])
         if self["verbose"]:
             shown = ", ".join(f"{name} {values[-1]:.6g}" for name, values in history.items())
             print(f"epoch {epoch} of {self['epochs']}: {shown}", flush=True)
+
+    def keep_logs(self, folder: str) -> None:
+        """On the driver: a folder of this machine becomes part of the run's logs."""
+        logs = self.store.get_logs_path(self.run_id)
+        for file in sorted(Path(folder).rglob("*")):
+            if logs is not None and file.is_file():
+                self.store.put(str(file), f"{logs}/{file.relative_to(folder).as_posix()}")
 
     def inputs(self, batch: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The features of a batch, in the order and the shapes that the model wants."""

@@ -62,9 +62,12 @@ class SparkBackend(Backend):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
+        **more: Any,
     ) -> list[Any]:
+        """`more` are arguments of `corro.spark.run`, unless the constructor was given others."""
         both = {**self._env, **(env or {})}
-        return spark.run(fn, args=args, kwargs=kwargs, num_proc=self.num_processes(), env=both, **self._kwargs)
+        options = {**more, **self._kwargs}
+        return spark.run(fn, args=args, kwargs=kwargs, num_proc=self.num_processes(), env=both, **options)
 
     def num_processes(self) -> int:
         if self._num_proc is None:

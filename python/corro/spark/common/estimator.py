@@ -6,6 +6,8 @@ model says how a batch becomes predictions (`_predictor`).
 
 from __future__ import annotations
 
+import math
+import tempfile
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +17,7 @@ from pyspark.ml import Estimator, Model
 
 from corro.spark.common._prepare import prepare
 from corro.spark.common._saving import Saved
+from corro.spark.common._sizes import check_sizes, column_sizes
 from corro.spark.common._training import Training
 from corro.spark.common.backend import Backend, SparkBackend
 from corro.spark.common.params import EstimatorParams, ModelParams
@@ -57,8 +60,24 @@ class HorovodEstimator(Estimator, EstimatorParams, Saved):
         store = self._ask("store")
         run_id = self._ask("run_id") or f"{self._prefix}_{time.time_ns() // 1_000_000}"
         training = Training(store, run_id, train_dir, val_dir, self._options())
-        results = self._backend().run(self._training(training), env=self._env())
+        # What a transformation makes of columns, and what a data module reads, only they know.
+        if training["transformation_fn"] is None and training["data_module"] is None:
+            sizes = column_sizes(store, train_dir, training.columns())
+            check_sizes(sizes, training["feature_cols"], training.options.get("input_shapes"))
+            check_sizes(sizes, training["label_cols"], training["label_shapes"])
+        results = self._run(training)
         return self._model(training, results[0])._resetUid(self.uid)
+
+    def _run(self, training: Training) -> list[Any]:
+        """By the backend. On Spark the launcher also writes what was measured, for TensorBoard, and what ranks print."""
+        backend, train = self._backend(), self._training(training)
+        if not isinstance(backend, SparkBackend) or not training.store.saving_runs():
+            return backend.run(train, env=self._env())
+        with tempfile.TemporaryDirectory(prefix="corro-logs-") as folder:
+            try:
+                return backend.run(train, env=self._env(), logdir=folder)
+            finally:
+                training.keep_logs(folder)
 
     def _options(self) -> dict[str, Any]:
         """All parameters that processes may want, but for those that only the driver can use."""
@@ -102,8 +121,8 @@ class HorovodModel(Model, ModelParams, Saved):
         """A function that takes columns as arrays and gives an array for each label; called in each of Spark's tasks."""
         raise NotImplementedError
 
-    def _widths(self) -> Sequence[int | None]:
-        """For each label how many numbers a prediction has; None: one, and no list."""
+    def _shapes(self) -> Sequence[Sequence[int]] | None:
+        """The shape of a prediction for one row, for each label, as far as that is known."""
         raise NotImplementedError
 
     def _transform(self, dataset: Any) -> Any:
@@ -112,7 +131,7 @@ class HorovodModel(Model, ModelParams, Saved):
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql import functions, types
 
-        features, names, widths = self._ask("feature_cols"), self._outputs(), self._widths()
+        features, names = self._ask("feature_columns"), self._outputs()
         missing = [name for name in features if name not in dataset.columns]
         if missing:
             raise ValueError(f"the DataFrame has no column {', '.join(missing)}; it has {', '.join(dataset.columns)}.")
@@ -122,6 +141,11 @@ class HorovodModel(Model, ModelParams, Saved):
             column = functions.col(f"`{name}`")
             return vector_to_array(column).alias(name) if isinstance(kinds[name], VectorUDT) else column
 
+        given = functions.struct(*[plain(name) for name in features])
+        # A model that knows no shapes is tried on the first row.
+        widths = _widths(self._shapes() or self._tried(dataset.select(given.alias("row")).select("row.*")))
+        if len(widths) != len(names):
+            raise ValueError(f"the model puts out {len(widths)} arrays, and there are {len(names)} label_columns.")
         number = types.DoubleType()
         fields = [
             types.StructField(f"c{at}", number if width is None else types.ArrayType(number))
@@ -139,12 +163,24 @@ class HorovodModel(Model, ModelParams, Saved):
         # Spark learns from them what is given and taken. As text they would be looked up where pandas is not imported.
         predict.__annotations__ = {"frames": typing.Iterator[pd.DataFrame], "return": typing.Iterator[pd.DataFrame]}
         udf = functions.pandas_udf(predict, types.StructType(fields))  # type: ignore[call-overload]
-        whole = dataset.withColumn("__corro__", udf(functions.struct(*[plain(name) for name in features])))
+        whole = dataset.withColumn("__corro__", udf(given))
         for at, (name, label) in enumerate(zip(names, self._ask("label_columns"), strict=True)):
             column = functions.col(f"__corro__.c{at}")
             is_vector = isinstance(kinds.get(label), VectorUDT) and widths[at] is not None
             whole = whole.withColumn(name, array_to_vector(column) if is_vector else column)
         return whole.drop("__corro__")
+
+    def _tried(self, features: Any) -> list[Sequence[int]]:
+        first = features.limit(1).toPandas()
+        if not len(first):
+            raise ValueError("the shapes of predictions are not known, and there is no row to try the model on.")
+        return [output.shape[1:] for output in self._predictor()(_arrays(first))]
+
+
+def _widths(shapes: Sequence[Sequence[int]]) -> list[int | None]:
+    """For each label how many numbers a prediction has; None: one, and no list."""
+    sizes = [math.prod(int(length) for length in shape) for shape in shapes]
+    return [None if size == 1 else size for size in sizes]
 
 
 def _arrays(frame: Any) -> dict[str, Any]:

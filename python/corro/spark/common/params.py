@@ -67,11 +67,12 @@ MODEL: dict[str, tuple[str, Any]] = {
     "model": ("the trained model", _REQUIRED),
     "history": ("what was measured in each epoch", None),
     "run_id": ("the name of the training in its store", None),
-    "feature_cols": ("the columns that go into the model", _REQUIRED),
+    "feature_columns": ("the columns that go into the model", _REQUIRED),
     "label_columns": ("the columns whose predictions come out of it", _REQUIRED),
     "output_cols": ("how predictions are called: <label>__output, unless set", None),
     "batch_size": ("rows that the model is given at once", 1024),
     "use_gpu": ("whether to predict on a GPU where there is one", False),
+    "_metadata": ("taken, and not needed: columns are seen", None),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -68,7 +67,7 @@ class JaxEstimator(HorovodEstimator):
             trained_params=params,
             history=history,
             run_id=training.run_id,
-            feature_cols=self._ask("feature_cols"),
+            feature_columns=self._ask("feature_cols"),
             label_columns=self._ask("label_cols"),
             input_shapes=self._ask("input_shapes"),
             output_shapes=shapes,
@@ -88,7 +87,7 @@ class JaxModel(HorovodModel):
     Example:
         >>> from corro.spark.jax import JaxModel
         >>> model = JaxModel(
-        ...     model=lambda params, x: params * x, trained_params=2.0, output_shapes=[[]], feature_cols=["x"],
+        ...     model=lambda params, x: params * x, trained_params=2.0, output_shapes=[[]], feature_columns=["x"],
         ...     label_columns=["y"],
         ... )
         >>> model.getTrainedParams()
@@ -99,18 +98,14 @@ class JaxModel(HorovodModel):
         super().__init__()
         self._given(kwargs)
 
-    def _widths(self) -> Sequence[int | None]:
-        shapes = self._ask("output_shapes")
-        if shapes is None:
-            raise ValueError("output_shapes are not known: set them, as in setOutputShapes([[1]]).")
-        sizes = [math.prod(int(length) for length in shape) for shape in shapes]
-        return [None if size == 1 else size for size in sizes]
+    def _shapes(self) -> Sequence[Sequence[int]] | None:
+        return self._ask("output_shapes")
 
     def _predictor(self) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
         import jax
         import numpy as np
 
-        names, params = self._ask("feature_cols"), self._ask("trained_params")
+        names, params = self._ask("feature_columns"), self._ask("trained_params")
         shapes = self._ask("input_shapes") or [None] * len(names)
         apply = jax.jit(apply_of(self._ask("model")))
 

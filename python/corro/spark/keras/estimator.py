@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -107,7 +106,7 @@ class KerasEstimator(HorovodEstimator):
             model=model,
             history=history,
             run_id=training.run_id,
-            feature_cols=self._ask("feature_cols"),
+            feature_columns=self._ask("feature_cols"),
             label_columns=self._ask("label_cols"),
             custom_objects=known,
         )
@@ -121,7 +120,7 @@ class KerasModel(HorovodModel):
         >>> import keras
         >>> from corro.spark.keras import KerasModel
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> KerasModel(model=model, feature_cols=["x"], label_columns=["y"]).getLabelColumns()
+        >>> KerasModel(model=model, feature_columns=["x"], label_columns=["y"]).getLabelColumns()
         ['y']
     """
 
@@ -138,15 +137,13 @@ class KerasModel(HorovodModel):
             return values
         return {**values, "model": model_of(values["model"], values.get("custom_objects"))}
 
-    def _widths(self) -> Sequence[int | None]:
-        outputs = self._ask("model").outputs
-        sizes = [math.prod(int(length) for length in output.shape[1:]) for output in outputs]
-        return [None if size == 1 else size for size in sizes]
+    def _shapes(self) -> Sequence[Sequence[int]] | None:
+        return [output.shape[1:] for output in self._ask("model").outputs]
 
     def _predictor(self) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
         import keras
 
-        model, names = self._ask("model"), self._ask("feature_cols")
+        model, names = self._ask("model"), self._ask("feature_columns")
         shapes = _input_shapes(model) or [None] * len(names)
 
         def predict(columns: Mapping[str, Any]) -> Sequence[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -81,7 +80,7 @@ class TorchEstimator(HorovodEstimator):
             model=model,
             history=history,
             run_id=training.run_id,
-            feature_cols=self._ask("feature_cols"),
+            feature_columns=self._ask("feature_cols"),
             label_columns=self._ask("label_cols"),
             input_shapes=self._ask("input_shapes"),
             output_shapes=shapes,
@@ -100,7 +99,7 @@ class TorchModel(HorovodModel):
     Example:
         >>> import torch
         >>> from corro.spark.torch import TorchModel
-        >>> TorchModel(model=torch.nn.Linear(2, 1), feature_cols=["x"], label_columns=["y"]).getFeatureCols()
+        >>> TorchModel(model=torch.nn.Linear(2, 1), feature_columns=["x"], label_columns=["y"]).getFeatureColumns()
         ['x']
     """
 
@@ -108,17 +107,13 @@ class TorchModel(HorovodModel):
         super().__init__()
         self._given(kwargs)
 
-    def _widths(self) -> Sequence[int | None]:
-        shapes = self._ask("output_shapes")
-        if shapes is None:
-            raise ValueError("output_shapes are not known: set them, as in setOutputShapes([[1]]).")
-        sizes = [math.prod(int(length) for length in shape) for shape in shapes]
-        return [None if size == 1 else size for size in sizes]
+    def _shapes(self) -> Sequence[Sequence[int]] | None:
+        return self._ask("output_shapes")
 
     def _predictor(self) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
         import torch
 
-        names, on_gpu = self._ask("feature_cols"), self._ask("use_gpu")
+        names, on_gpu = self._ask("feature_columns"), self._ask("use_gpu")
         shapes = self._ask("input_shapes") or [None] * len(names)
         device = torch.device("cuda" if on_gpu and torch.cuda.is_available() else "cpu")
         model = self._ask("model").to(device).eval()
