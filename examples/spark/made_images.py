@@ -1,4 +1,4 @@
-"""Images of digits, made up: seven bars, as on a pocket calculator, somewhere in a noisy picture of 28 x 28 points."""
+"""Images of digits, made up: seven bars, as on a pocket calculator, about the middle of a noisy picture of 28 x 28 points."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def images(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     digits = chance.integers(0, 10, count)
     pictures = chance.random((count, 28, 28), np.float32) * 0.4
     for picture, digit in zip(pictures, digits, strict=True):
-        top, left = chance.integers(2, 11), chance.integers(2, 17)
+        top, left = chance.integers(5, 9), chance.integers(8, 12)
         for bar, (first, last, begin, end) in zip(BARS[digit], PLACES, strict=True):
             if bar == "1":
                 picture[top + first : top + last, left + begin : left + end] = 0.8

@@ -28,10 +28,12 @@ def train(pictures: Any, digits: Any, epochs: int) -> float:
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 8, 5, stride=2),
         torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 16, 5, stride=2),
+        torch.nn.ReLU(),
         torch.nn.Flatten(),
-        torch.nn.Linear(1152, 10),
+        torch.nn.Linear(256, 10),
     )
-    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 2e-3), model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 4e-3), model.named_parameters())
     state = hvd.elastic.TorchState(model, optimizer, epoch=0)
     known = len(images) * 4 // 5  # the others are for the test
 
