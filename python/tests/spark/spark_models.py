@@ -74,6 +74,21 @@ def brighter(frame: Any) -> Any:
     return frame
 
 
+def keras_subclass() -> type:
+    """A model of Keras' that does not know what goes in and comes out before it has seen any."""
+    import keras
+
+    class Line(keras.Model):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.layer = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.layer(x)
+
+    return Line
+
+
 def jax_line() -> dict[str, Any]:
     import numpy as np
     import optax

@@ -33,6 +33,22 @@ def test_keras(spark: Any, rows: Any, tmp_path: Path) -> None:
     check_predictions(KerasModel.load(str(tmp_path / "saved")), rows)
 
 
+def test_keras_models_that_know_no_shapes(spark: Any, rows: Any, tmp_path: Path) -> None:
+    import keras
+
+    from corro.spark.keras import KerasEstimator
+
+    kind = models.keras_subclass()
+    given = common(tmp_path, custom_objects={"Line": kind})
+    given |= {"num_proc": None, "backend": models.Here(), "optimizer": keras.optimizers.SGD(0.2), "loss": "mse"}
+    for model in (kind(), keras.Sequential([keras.layers.Dense(1)])):
+        estimator = KerasEstimator(model=model, **given, run_id=type(model).__name__)
+        trained = estimator.fit(rows)
+        check_history(trained.getHistory())
+        check_predictions(trained, rows)
+        assert estimator.setEpochs(13).fit(rows).getHistory()["loss"][:12] == trained.getHistory()["loss"]
+
+
 def test_jax(spark: Any, rows: Any, tmp_path: Path) -> None:
     from corro.spark.jax import JaxEstimator, JaxModel
 

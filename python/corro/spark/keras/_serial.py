@@ -13,10 +13,10 @@ _MARK = "__corro_keras__"
 
 
 def model_bytes(model: Any) -> bytes:
-    """A model with its weights, without its optimizer."""
+    """A model with its weights, and with its optimizer if it was compiled with one."""
     with tempfile.TemporaryDirectory(prefix="corro-keras-") as folder:
         path = Path(folder, "model.keras")
-        model.save(path, include_optimizer=False)
+        model.save(path)
         return path.read_bytes()
 
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from corro.spark.common._device import gpu_number
 from corro.spark.common._training import History, Training, packed_arrays, unpacked_arrays
-from corro.spark.keras._serial import from_config, model_of
+from corro.spark.keras._serial import from_config, model_bytes, model_of
 
 __all__ = ["train"]
 
 
 def train(training: Training, model_content: bytes, compiled_with: Mapping[str, Any]) -> tuple[bytes, History]:
-    """Gives the trained weights (by `packed_arrays`) and what was measured."""
+    """Gives the trained model (by `model_bytes`) and what was measured."""
     import corro.keras as hvd  # chooses the Keras
 
     hvd.init()
@@ -37,10 +37,15 @@ def train(training: Training, model_content: bytes, compiled_with: Mapping[str, 
         loss_weights=compiled_with["loss_weights"],
         metrics=from_config(compiled_with["metrics"], known),
     )
-    begun, history = _restore(training, model, optimizer)
     with training.data(hvd.rank(), hvd.size()) as data:
+        if not model.built:
+            # It makes its weights when it sees what it is given.
+            model(_alone(training.inputs(next(iter(data.train_data())))))
+        begun, history = _restore(training, model, optimizer)
         _fit(training, model, data, begun, history)
-    return packed_arrays(model.get_weights(), {}), history
+    # What is left of the optimizer is of no use to a model that is trained.
+    model.optimizer, model.compiled = None, False
+    return model_bytes(model), history
 
 
 def _choose_gpu(training: Training) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from corro.spark.common._training import Training, as_input, unpacked_arrays
+from corro.spark.common._training import Training, as_input
 from corro.spark.common.estimator import HorovodEstimator, HorovodModel
 from corro.spark.common.params import with_params
 from corro.spark.keras._serial import as_config, from_config, model_bytes, model_of
@@ -59,8 +59,8 @@ class KerasEstimator(HorovodEstimator):
                 raise ValueError(f"KerasEstimator needs {name}: give it, or compile the model with it.")
         model = self._ask("model")
         for count, columns, kind in (
-            (len(model.inputs or ()), self._ask("feature_cols"), "inputs"),
-            (len(model.outputs or ()), self._ask("label_cols"), "outputs"),
+            (len(_ends(model, "inputs")), self._ask("feature_cols"), "inputs"),
+            (len(_ends(model, "outputs")), self._ask("label_cols"), "outputs"),
         ):
             if count and count != len(columns):
                 raise ValueError(
@@ -96,10 +96,9 @@ class KerasEstimator(HorovodEstimator):
         return partial(train, training, model_bytes(self._ask("model")), self._compile_arguments())
 
     def _model(self, training: Training, result: Any) -> KerasModel:
-        weights, history = result
+        content, history = result
         known = self._ask("custom_objects")
-        model = model_of(model_bytes(self._ask("model")), known)
-        model.set_weights(unpacked_arrays(weights)[0])
+        model = model_of(content, known)
         # With the learning rate of one process, as it was given.
         model.compile(**from_config(self._compile_arguments(), known))
         return KerasModel(
@@ -138,7 +137,8 @@ class KerasModel(HorovodModel):
         return {**values, "model": model_of(values["model"], values.get("custom_objects"))}
 
     def _shapes(self) -> Sequence[Sequence[int]] | None:
-        return [output.shape[1:] for output in self._ask("model").outputs]
+        shapes = [output.shape[1:] for output in _ends(self._ask("model"), "outputs")]
+        return None if not shapes or any(None in shape for shape in shapes) else shapes
 
     def _predictor(self) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
         import keras
@@ -155,7 +155,12 @@ class KerasModel(HorovodModel):
         return predict
 
 
+def _ends(model: Any, which: str) -> Sequence[Any]:
+    """Its `inputs` or `outputs`. A subclass of `Model` has none, nor has a `Sequential` that was not told what comes in."""
+    return getattr(model, which, None) or ()
+
+
 def _input_shapes(model: Any) -> list[list[int] | None] | None:
     """What each input wants, as far as the model knows before it has seen any."""
-    shapes = [list(given.shape[1:]) for given in model.inputs or ()]
+    shapes = [list(given.shape[1:]) for given in _ends(model, "inputs")]
     return [None if None in shape else [-1, *shape] for shape in shapes] or None
