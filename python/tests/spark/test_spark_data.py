@@ -114,6 +114,9 @@ def test_what_fails_while_reading_ahead_is_raised_to_whoever_reads(tmp_path: Pat
     os.unlink(pieces[-1].path)
     with pytest.raises(FileNotFoundError, match="a place that the driver and all executors share"):
         list(BatchReader(store.fs, pieces, batch_size=10, shuffle=False))
+    # As on a host that has not mounted the folder.
+    with pytest.raises(ValueError, match=r"sees no rows .* a place that the driver and all executors share"):
+        find_pieces(store, f"{tmp_path}/elsewhere")
 
 
 def test_columns_of_all_kinds() -> None:

@@ -10,6 +10,7 @@ import pytest
 import spark_models as models
 from estimator_checks import check_history, check_predictions, common
 
+from corro.spark.common._prepare import prepare
 from corro.spark.common.store import Store
 
 # Most of it is the import of frameworks, by every process anew.
@@ -95,3 +96,19 @@ def test_torch_with_two_labels_images_and_a_transformation(spark: Any, tmp_path:
     assert isinstance(first["first"], float)
     assert len(first["second"]) == 2
     assert len(trained.getHistory()["val_loss"]) == 2
+
+
+def test_rows_are_written_again_when_what_is_behind_them_has_changed(spark: Any, tmp_path: Path) -> None:
+    store, table = Store.create(str(tmp_path)), str(tmp_path / "table")
+
+    def rows(count: int) -> Any:
+        spark.range(count).write.mode("overwrite").parquet(table)
+        return spark.read.parquet(table)
+
+    def prepared(frame: Any) -> tuple[int, int]:
+        made = prepare(frame, store, ["id"], None, 2, seed=1)
+        return made.idx, made.train_rows
+
+    before = rows(30)
+    assert [prepared(before), prepared(before)] == [(0, 30), (0, 30)]
+    assert prepared(rows(20)) == (1, 20)

@@ -10,12 +10,14 @@ import secrets
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from corro.spark._spark_job import active_context
 from corro.spark.common.store import FilesystemStore
 from corro.spark.common.util import check_validation
 
@@ -27,8 +29,9 @@ _GROUP_ROWS = 16_384
 # How long what executors have written may take to be seen by the driver.
 _SEEN_SECONDS = 30.0
 
-# What was prepared in this process, by what it was made of: fitting the same rows again writes nothing.
-_known: dict[Any, Prepared] = {}
+# What was prepared of each DataFrame in this process: fitting it again writes nothing. Another DataFrame of the same making
+# is not the same: the files or tables behind it may have other rows by then.
+_known: weakref.WeakKeyDictionary[Any, dict[Any, Prepared]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -50,16 +53,17 @@ def prepare(
     seed: int | None,
 ) -> Prepared:
     """Writes the columns of a DataFrame. `validation` is a share of the rows, chosen at random, or a column that says it."""
+    active_context()  # a client of Spark Connect has none, and is told so before anything runs
     _check_columns(frame, columns)
     held_out = _held_out(frame, validation)
-    key = (frame.semanticHash(), tuple(columns), validation, store.prefix_path, seed)
+    key = (tuple(columns), validation, store.get_train_data_path(), store.get_val_data_path(), seed)
     with _lock:
-        known = _known.get(key)
+        of_frame = _known.setdefault(frame, {})
+        known = of_frame.get(key)
         if known is not None and store.exists(store.get_train_data_path(known.idx)):
             return known
-        made = _write(frame, store, columns, held_out, partitions, seed)
-        _known[key] = made
-        return made
+        of_frame[key] = _write(frame, store, columns, held_out, partitions, seed)
+        return of_frame[key]
 
 
 def _check_columns(frame: Any, columns: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ more than three pools are in memory, however large the data is.
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ Batch = dict[str, np.ndarray]
 
 # How many rows are mixed with each other, unless said otherwise.
 POOL_ROWS = 65_536
+_MUST_BE_SHARED = "a store is a place that the driver and all executors share (a mounted folder, HDFS, an object store)"
 
 
 def find_pieces(store: Any, path: str) -> list[Piece]:
@@ -34,7 +36,7 @@ def find_pieces(store: Any, path: str) -> list[Piece]:
             about = pq.ParquetFile(file).metadata
             pieces += [Piece(name, group, about.row_group(group).num_rows) for group in range(about.num_row_groups)]
     if not any(piece.rows for piece in pieces):
-        raise ValueError(f"there are no rows in Parquet files below {path}.")
+        raise ValueError(f"{socket.gethostname()} sees no rows in Parquet files below {path}: {_MUST_BE_SHARED}.")
     return pieces
 
 
@@ -153,11 +155,8 @@ def _read_group(fs: Any, piece: Piece, columns: Sequence[str] | None) -> pa.Tabl
         with fs.open(piece.path, "rb") as file:
             return pq.ParquetFile(file, pre_buffer=True).read_row_group(piece.group, columns=columns)
     except FileNotFoundError as error:
-        import socket
-
         raise FileNotFoundError(
-            f"{socket.gethostname()} does not see {piece.path}, which the driver has found there: the store must be a "
-            "place that the driver and all executors share (a mounted folder, HDFS, an object store)."
+            f"{socket.gethostname()} does not see {piece.path}, which was there before: {_MUST_BE_SHARED}."
         ) from error
 
 
