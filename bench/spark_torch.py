@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""An epoch by `corro.spark.run` beside one by Spark's own `TorchDistributor`: bench/spark_torch.py [--rounds 3] [--width 512]
+"""An epoch by `corro.spark.run` beside one by Spark's own `TorchDistributor`.
 
-    .venv-test-spark/bin/python bench/spark_torch.py
+    .venv-test-spark/bin/python bench/spark_torch.py [--rounds 3] [--width 512]
 
-Both on the same warm application (`local-cluster`, two executors with a slot each), in turn, one thread a rank, the same model (a
-perceptron of three layers), rows and order of rows. `TorchDistributor` trains by DistributedDataParallel over Gloo. The first epoch is not
-counted; an epoch takes as long as on the slower rank; a round's figure is the median of its epochs. Both must come to the same weights.
+Both on the same warm application (`local-cluster`, two executors with a slot each), in turn, one thread a rank, the same
+model (a perceptron of three layers), rows and order of rows. `TorchDistributor` trains by DistributedDataParallel over Gloo.
+The first epoch is not counted; an epoch takes as long as on the slower rank; a round's figure is the median of its epochs.
+Both must come to the same weights.
 """
 
 from __future__ import annotations
@@ -14,29 +15,12 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from typing import Any
 
+from spark_session import session
+
 TASKS = 2
-
-
-def session() -> Any:
-    from pyspark.sql import SparkSession
-
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(f"local-cluster[{TASKS},1,1024]").appName("spark_torch")
-    for name, value in {
-        "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.executor.memory": "512m",
-    }.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
 
 
 def train(by: str, width: int, epochs: int) -> tuple[list[float], float]:
@@ -92,7 +76,7 @@ def main() -> None:
 
     import corro.spark
 
-    spark = session()
+    spark = session("spark_torch", TASKS)
     given = (options.width, options.epochs)
     contestants = {
         "TorchDistributor": lambda: TorchDistributor(TASKS, local_mode=False, use_gpu=False).run(train, "gloo", *given),
@@ -105,13 +89,20 @@ def main() -> None:
             began = time.time()
             seconds, learned[name] = fit()
             found[name].append(statistics.median(seconds))
-            told = {"round": number, "by": name, "epoch": round(found[name][-1], 4), "whole": round(time.time() - began, 2)}
+            told = {
+                "round": number,
+                "by": name,
+                "epoch": round(found[name][-1], 4),
+                "whole": round(time.time() - began, 2),
+            }
             print(json.dumps(told), flush=True)
     one, other = learned.values()
     assert abs(one - other) < 1e-3 * abs(one), f"they have not learned the same: {learned}"
     ratios = [theirs / ours for theirs, ours in zip(*found.values(), strict=True)]
     medians = {name: round(statistics.median(values), 4) for name, values in found.items()}
-    print(json.dumps({"seconds an epoch": medians, "ratios": [round(r, 2) for r in ratios], "load": os.getloadavg()[0]}))
+    print(
+        json.dumps({"seconds an epoch": medians, "ratios": [round(r, 2) for r in ratios], "load": os.getloadavg()[0]})
+    )
     spark.stop()
 
 
