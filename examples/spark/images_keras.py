@@ -14,7 +14,6 @@ from typing import Any
 import keras
 import made_images
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from corro.spark.common.store import Store
 from corro.spark.keras import KerasEstimator
@@ -60,11 +59,7 @@ def main() -> None:
             random_seed=0,
         )
         trained = estimator.fit(made_images.frame(spark, options.rows))
-        # One number for each digit: the place of the largest is what the network takes it for.
-        scores = F.col("digit__output")
-        guess = F.array_position(scores, F.array_max(scores)) - 1
-        test = trained.transform(made_images.frame(spark, 1000, seed=1))
-        right = test.select(F.avg((guess == F.col("digit")).cast("double"))).first()[0]
+        right = made_images.accuracy(trained.transform(made_images.frame(spark, 1000, seed=1)))
     print(f"ranks {options.num_proc}   test accuracy {right:.2%}")
     spark.stop()
 

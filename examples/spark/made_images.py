@@ -1,4 +1,4 @@
-"""Images of digits, made up: seven bars, as on a pocket calculator, about the middle of a noisy picture of 28 x 28 points."""
+"""Images of digits, made up: seven bars, as on a pocket calculator, near the middle of a noisy picture of 28 x 28 points."""
 
 from __future__ import annotations
 
@@ -30,3 +30,12 @@ def frame(spark: Any, count: int, seed: int = 0) -> Any:
     pictures, digits = images(count, seed)
     rows = [(picture.tolist(), int(digit)) for picture, digit in zip(pictures, digits, strict=True)]
     return spark.createDataFrame(rows, "image array<float>, digit int").repartition(4)
+
+
+def accuracy(predicted: Any) -> float:
+    """The share of digits that are known: the largest of the ten numbers in `digit__output` says which one it is."""
+    from pyspark.sql import functions as F
+
+    scores = F.col("digit__output")
+    guess = F.array_position(scores, F.array_max(scores)) - 1
+    return float(predicted.select(F.avg((guess == F.col("digit")).cast("double"))).first()[0])

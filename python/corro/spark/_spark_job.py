@@ -25,6 +25,9 @@ KIND = Kind("Spark", "task", "executor")
 # Ranks are started by the Python of Spark's workers, which the task knows.
 SPARKS_PYTHON = ["/bin/sh", "-c", 'exec "$PYSPARK_PYTHON" -m corro.runner.worker']
 
+# Tasks that Spark had no slot for begin when an elastic job is over, and find nobody there. They are not waited for longer.
+_LATE_SECONDS = 2.0
+
 _numbers = itertools.count()
 
 
@@ -37,6 +40,7 @@ class SparkJob:
         self._context = context
         self._tasks = tasks
         self._place = place
+        self._is_elastic = is_elastic
         # Spark refuses barriers where it may take executors away.
         changing = context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true"
         self.is_barrier = not is_elastic and not changing
@@ -92,7 +96,7 @@ class SparkJob:
 
     def finish(self, seconds: float) -> None:
         """Waits for its end, so that its slots are free again, and cancels it if that takes too long."""
-        if not self.over.wait(seconds):
+        if not self.over.wait(_LATE_SECONDS if self._is_elastic else seconds):
             self.cancel()
             self.over.wait(seconds)
         with suppress(Exception):
