@@ -169,6 +169,8 @@ variables! {
         "Where the actor that this rank lives in says how ranks are started. Set by `corro.ray`.";
     REMOTE_CORRO = "CORRO_REMOTE_CORRO", horovod: None, default: "the path of the one that is running", kind: Kind::Text,
         "The `corro` program on the other hosts.";
+    JOIN_PORT = "CORRO_JOIN_PORT", horovod: None, default: "none", kind: Kind::Count(0, 65_535),
+        "The port of `corro run` at which agents of other hosts join by themselves (`--join-port`); they and it have the same `CORRO_SECRET`.";
     REMOTE_SHELL = "CORRO_REMOTE_SHELL", horovod: None, default: "ssh", kind: Kind::Text,
         "A program that is run as `PROGRAM HOST COMMAND` in place of ssh.";
     TLS = "CORRO_TLS", horovod: None, default: "0", kind: Kind::Flag,

@@ -2,6 +2,8 @@
 //! thread that writes orders to it. Neither can hold up the launcher itself.
 
 use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,9 +26,17 @@ const LAST_WORDS_BYTES: usize = 8 * 1024;
 /// Output, shared by the threads that read from agents.
 pub(crate) type SharedOutput = Arc<Mutex<Output>>;
 
-/// An agent that was started.
+/// Where an agent is.
+enum Whereabouts {
+    /// A child of ours is, or leads to, its process.
+    Child(Child),
+    /// It has joined by itself, and is at the other end of this.
+    Joined(UnixStream),
+}
+
+/// An agent that was started, or has joined.
 pub(crate) struct AgentProcess {
-    child: Child,
+    whereabouts: Whereabouts,
     /// `None` once its standard input is closed.
     orders: Option<Sender<Vec<u8>>>,
     last_words: Arc<Mutex<Vec<u8>>>,
@@ -59,6 +69,31 @@ impl AgentProcess {
         else {
             return Err(Error::Bug("an agent without pipes".into()));
         };
+        Self::over(Whereabouts::Child(child), (stdin, stdout, stderr), host, events, output, watch)
+    }
+
+    /// The agent at the other end of `connection`. It is `host` in all its events.
+    pub(crate) fn joined(
+        connection: UnixStream,
+        host: usize,
+        events: &Sender<Event>,
+        output: &SharedOutput,
+        watch: Watch,
+    ) -> Result<Self> {
+        let again = || connection.try_clone().map_err(|e| Error::io("sharing the connection to an agent", e));
+        // What it has to say on its standard error is in its own log.
+        let pipes = (LastWriter(again()?), again()?, std::io::empty());
+        Self::over(Whereabouts::Joined(connection), pipes, host, events, output, watch)
+    }
+
+    fn over(
+        whereabouts: Whereabouts,
+        (stdin, stdout, stderr): (impl Write + Send + 'static, impl Read + Send + 'static, impl Read + Send + 'static),
+        host: usize,
+        events: &Sender<Event>,
+        output: &SharedOutput,
+        watch: Watch,
+    ) -> Result<Self> {
         let (orders, to_write) = channel();
         let last_words = Arc::new(Mutex::new(Vec::new()));
         let showing = Arc::new(AtomicBool::new(false));
@@ -74,7 +109,7 @@ impl AgentProcess {
                 move || reader.read(stdout)
             })?,
         ];
-        Ok(Self { child, orders: Some(orders), last_words, showing, readers })
+        Ok(Self { whereabouts, orders: Some(orders), last_words, showing, readers })
     }
 
     /// Sends an order. An agent that is gone tells so by its silence, not here.
@@ -100,11 +135,12 @@ impl AgentProcess {
         self.showing.load(Ordering::Relaxed)
     }
 
-    /// How it ended, if it does within `limit`.
+    /// How it ended, if it is a process of ours and ends within `limit`.
     pub(crate) fn status(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let Whereabouts::Child(child) = &mut self.whereabouts else { return None };
         let until = Instant::now() + limit;
         loop {
-            match self.child.try_wait() {
+            match child.try_wait() {
                 Ok(Some(status)) => return Some(status),
                 Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
                 Ok(None) | Err(_) => return None,
@@ -116,12 +152,23 @@ impl AgentProcess {
     /// is killed, and all that descends from it.
     pub(crate) fn release(&mut self, limit: Duration) {
         self.orders = None;
-        if self.status(limit).is_none() {
-            // Not only itself: a remote shell has children of its own, and an agent that is stopped has ranks.
-            if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-                process_tree::kill_tree(pid);
+        let ended = self.status(limit).is_some();
+        match &mut self.whereabouts {
+            Whereabouts::Child(child) if !ended => {
+                // Not only itself: a remote shell has children of its own, and an agent that is stopped has ranks.
+                if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
+                    process_tree::kill_tree(pid);
+                }
+                let _ = child.wait();
             }
-            let _ = self.child.wait();
+            Whereabouts::Child(_) => {}
+            Whereabouts::Joined(connection) => {
+                let until = Instant::now() + limit;
+                while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < until {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                let _ = connection.shutdown(Shutdown::Both);
+            }
         }
         let until = Instant::now() + Duration::from_millis(200);
         for reader in self.readers.drain(..) {
@@ -144,6 +191,25 @@ impl Drop for AgentProcess {
 
 fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.into()).spawn(body).map_err(|e| Error::io("starting a thread", e))
+}
+
+/// An end of a connection at which nothing is said any more once it is dropped: the other side hears that.
+struct LastWriter(UnixStream);
+
+impl Write for LastWriter {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Drop for LastWriter {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Write);
+    }
 }
 
 fn write_orders(mut stdin: impl Write, orders: &Receiver<Vec<u8>>) {

@@ -192,7 +192,7 @@ impl<'a> Running<'a> {
                         self.note(Happening::NotStarted(process.rank(), code, cause))
                     }
                     // Its ranks are to have the time that the batch system gives them.
-                    Report::Notice { signal } => self.note(Happening::Interrupt(signal)),
+                    Report::Notice { signal } | Report::Leaving { signal } => self.note(Happening::Interrupt(signal)),
                     Report::Ending { signal } => self.note(Happening::AgentEnded(at, signal)),
                     Report::Done => {
                         self.launcher.agents[at].over = true;

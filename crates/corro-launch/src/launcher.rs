@@ -22,11 +22,12 @@ use crate::agent_process::{AgentProcess, SharedOutput, lock_soon};
 use crate::event::Event;
 use crate::hosts::Host;
 use crate::job::Job;
+use crate::join::Lobby;
 use crate::keyboard::{self, Keyboard};
 use crate::output::Output;
 use crate::process_id::ProcessId;
 use crate::servers::{self, Servers};
-use crate::start::{Local, Starter};
+use crate::start::{Joined, Local, Reach, Starter};
 use crate::threads::{self, Share};
 use crate::variables::Common;
 use crate::watch::Watch;
@@ -49,7 +50,7 @@ pub(crate) struct HostAgent {
     /// The host's name.
     pub(crate) host: String,
     pub(crate) local: bool,
-    starter: Box<dyn Starter>,
+    reach: Box<dyn Reach>,
     process: AgentProcess,
     started: Instant,
     /// When it last gave a sign of life.
@@ -96,6 +97,8 @@ pub(crate) struct Launcher<'a> {
     pub(crate) agents: Vec<HostAgent>,
     pub(crate) output: SharedOutput,
     store: store::Server,
+    /// Where agents of other hosts join, if they come by themselves.
+    pub(crate) lobby: Option<Lobby>,
     /// Parameter servers, which end with us.
     servers: Option<Servers>,
     sender: Sender<Event>,
@@ -119,7 +122,8 @@ impl<'a> Launcher<'a> {
             watcher.ask_by(move |question| drop(sender.send(Event::Asked(question))));
         }
         let (agents, last_beat) = (Vec::new(), Instant::now());
-        let mut launcher = Self { job, secret, agents, output, store, servers: None, sender, events, last_beat };
+        let lobby = job.remote.join_port.map(Lobby::open).transpose()?;
+        let mut launcher = Self { job, secret, agents, output, store, lobby, servers: None, sender, events, last_beat };
         launcher.start_servers(all_here)?;
         Ok(launcher)
     }
@@ -153,21 +157,30 @@ impl<'a> Launcher<'a> {
     /// Starts the agent of `host`, which is called `name` from now on. It is this place in all events.
     pub(crate) fn start_agent(&mut self, name: &str, host: &Host, local: bool) -> Result<usize> {
         let job = self.job;
-        let (starter, agent): (Box<dyn Starter>, _) = if local {
-            (Box::new(Local), job.agent.clone())
-        } else {
-            (job.remote.starter(), job.remote.agent(&job.agent))
-        };
-        let command = starter.command(host, &agent, job.start_timeout);
         let at = self.agents.len();
-        let watch = Watch::new(self.job.watcher.as_ref(), name);
-        let process = AgentProcess::start(command, at, &self.sender, &self.output, watch)?;
+        let watch = Watch::new(job.watcher.as_ref(), name);
+        let start = |starter: &dyn Starter, agent: &[OsString], watch| {
+            let command = starter.command(host, agent, job.start_timeout);
+            AgentProcess::start(command, at, &self.sender, &self.output, watch)
+        };
+        let (reach, process): (Box<dyn Reach>, _) = match &self.lobby {
+            _ if local => (Box::new(Local), start(&Local, &job.agent, watch)?),
+            Some(lobby) => {
+                let connection = lobby.call(name)?;
+                (Box::new(Joined), AgentProcess::joined(connection, at, &self.sender, &self.output, watch)?)
+            }
+            None => {
+                let starter = job.remote.starter();
+                let process = start(starter.as_ref(), &job.remote.agent(&job.agent), watch)?;
+                (starter, process)
+            }
+        };
         let now = Instant::now();
         let host = name.to_owned();
         self.agents.push(HostAgent {
             host,
             local,
-            starter,
+            reach,
             process,
             started: now,
             heard: now,
@@ -206,14 +219,14 @@ impl<'a> Launcher<'a> {
             None => Err(format!(
                 "Timed out waiting for its agent to answer. Timeout after {} seconds (--start-timeout): {}",
                 self.job.start_timeout.as_secs_f64(),
-                agent.starter.advice_on_silence()
+                agent.reach.advice_on_silence()
             )),
         }
     }
 
     /// What agents are started with on other hosts, for error texts: "ssh".
     pub(crate) fn ways(&self) -> String {
-        let mut ways: Vec<String> = self.agents.iter().filter(|a| !a.local).map(|a| a.starter.name()).collect();
+        let mut ways: Vec<String> = self.agents.iter().filter(|a| !a.local).map(|a| a.reach.name()).collect();
         ways.dedup();
         if ways.is_empty() { Local.name() } else { ways.join(", ") }
     }
@@ -229,7 +242,7 @@ impl<'a> Launcher<'a> {
             let how = status.map_or_else(|| "it closed the connection".to_owned(), |s| format!("it ended with {s}"));
             text = reason.unwrap_or(how);
         }
-        if let Some(advice) = agent.starter.advice(&agent.host, &words) {
+        if let Some(advice) = agent.reach.advice(&agent.host, &words) {
             text = format!("{text} ({advice})");
         }
         if agent.hello.is_none() {

@@ -11,8 +11,9 @@
 //! | [`allocation`] | what a batch system has given to the job this runs in (pure) |
 //! | `job`, `failure` | what a job is, and why one failed |
 //! | `culprit` | whose end made a job fail (pure) |
-//! | `kubernetes` | jobs on Kubernetes as objects of its API (pure) |
+//! | `kubernetes` | jobs on Kubernetes: the objects that are asked for, and following them |
 //! | [`start`] | the ways to start an agent on a host |
+//! | `join` | agents that come by themselves |
 //! | `launcher`, `agent_process`, `event` | what all launchers share: the store, the output, the agents |
 //! | `fixed`, `lifecycle` | jobs of fixed size, and their decisions (pure) |
 //! | [`elastic`] | jobs whose processes come and go |
@@ -36,6 +37,7 @@ mod failure;
 mod fixed;
 pub mod hosts;
 mod job;
+mod join;
 mod keyboard;
 mod kubernetes;
 mod launcher;

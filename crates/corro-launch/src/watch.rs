@@ -43,6 +43,7 @@ impl Watch {
             | Report::Beat
             | Report::Ending { .. }
             | Report::Notice { .. }
+            | Report::Leaving { .. }
             | Report::Done => {}
         });
     }

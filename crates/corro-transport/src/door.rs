@@ -21,11 +21,11 @@ use crate::tcp::listen_at;
 use crate::tcp::socket::wait;
 use crate::tls::TlsIdentity;
 
-/// One who has come and has the job's secret.
+/// A connection to one who has the job's secret.
 pub struct Visitor {
-    /// Its connection.
+    /// The connection.
     pub stream: Box<dyn Stream>,
-    /// Where it comes from.
+    /// Where the other one is.
     pub remote: SocketAddr,
 }
 
@@ -90,6 +90,11 @@ pub fn knock(
     tls: bool,
     deadline: Deadline,
 ) -> Result<Box<dyn Stream>> {
+    visit(name, addresses, secret, tls, deadline).map(|visitor| visitor.stream)
+}
+
+/// As [`knock`]; also says which of the addresses it was.
+pub fn visit(name: &str, addresses: &[SocketAddr], secret: &Secret, tls: bool, deadline: Deadline) -> Result<Visitor> {
     let tls = if tls { Some(Arc::new(TlsIdentity::new(secret)?)) } else { None };
     let dialer = Dialer { secret: Arc::new(secret.clone()), tls };
     let failed = |tried: &[dial::Tried]| {
@@ -104,8 +109,9 @@ pub fn knock(
     loop {
         let proven = dialer.race(addresses, Purpose::Parameters, false, &limit).map_err(|tried| failed(&tried))?;
         let Some(first) = proven.into_iter().next() else { continue };
+        let remote = first.address;
         match first.complete(&limit) {
-            Ok(socket) => return Ok(socket.into_stream()),
+            Ok(socket) => return Ok(Visitor { stream: socket.into_stream(), remote }),
             Err(tried) if deadline.passed() => return Err(failed(&[tried])),
             Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }

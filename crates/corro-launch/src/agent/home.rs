@@ -20,6 +20,9 @@ pub(crate) enum Home {
     /// In a job step of a batch system, by `corro agent --in-step`: as on a host, but a first SIGTERM is the system's notice that it
     /// will end the job, and the launcher's to act on.
     Step,
+    /// In a pod of its own (say), from where it has joined by `corro agent --join=HOST:PORT`: as in a task. A first SIGTERM means that
+    /// the pod will go; the launcher lets its ranks go at their next commit, if it can.
+    Joined(String),
 }
 
 impl Home {
@@ -41,7 +44,7 @@ impl Home {
     /// The address by which the launcher is seen from here, if that is known.
     pub(super) fn caller(&self) -> Option<String> {
         match self {
-            Self::Task(address) => Some(address.clone()),
+            Self::Task(address) | Self::Joined(address) => Some(address.clone()),
             Self::Step => config::foreign("SLURM_LAUNCH_NODE_IPADDR"),
             Self::Host => {
                 config::foreign("SSH_CONNECTION").and_then(|c| c.split_whitespace().next().map(str::to_owned))
@@ -57,7 +60,7 @@ impl Home {
         another_host: bool,
     ) -> Vec<(OsString, OsString)> {
         match self {
-            Self::Task(_) => environment::passed_on(own),
+            Self::Task(_) | Self::Joined(_) => environment::passed_on(own),
             Self::Host | Self::Step if another_host => environment::on_another_host(own, sent),
             Self::Host | Self::Step => sent,
         }

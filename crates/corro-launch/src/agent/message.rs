@@ -142,6 +142,11 @@ pub enum Report {
         /// Which.
         signal: i32,
     },
+    /// This host, and no other, will go: its system has sent this signal to the agent. Its ranks may end in good order for a while.
+    Leaving {
+        /// Which.
+        signal: i32,
+    },
     /// A line of the agent's own log.
     Logged(String),
     /// A process has told how it gets on.

@@ -51,28 +51,42 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Serves the launcher at standard input and output, and gives the exit code.
 pub(crate) fn serve(home: Home) -> Result<i32> {
+    let signals = signals()?;
+    let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
+    serve_at((stdin.as_fd(), stdout.as_fd()), &signals, home).map(|_| 0)
+}
+
+/// Keeps the signals that an agent answers, to be read.
+pub(crate) fn signals() -> Result<SignalFd> {
     let number = |e: nix::errno::Errno| Error::io("setting up signals", e);
     let mut signals = SigSet::empty();
     for signal in [Number::SIGCHLD, Number::SIGTERM, Number::SIGINT, Number::SIGHUP] {
         signals.add(signal);
     }
     signals.thread_block().map_err(number)?;
-    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(number)?;
+    SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(number)
+}
+
+/// Serves the launcher at these, until nothing of the job is left here. True if a signal has asked us to go.
+pub(crate) fn serve_at(
+    (input, output): (BorrowedFd<'_>, BorrowedFd<'_>),
+    signals: &SignalFd,
+    home: Home,
+) -> Result<bool> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|e| Error::io("becoming the parent of what ranks leave behind", e))?;
-    let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
-    let mut agent = Agent::new(stdin.as_fd(), stdout.as_fd(), signals, home)?;
+    let mut agent = Agent::new(input, output, signals, home)?;
     agent.greet()?;
     while !agent.turn()? {}
-    Ok(0)
+    Ok(agent.noticed)
 }
 
 struct Agent<'a> {
     input: BorrowedFd<'a>,
     output: BorrowedFd<'a>,
-    signals: SignalFd,
+    signals: &'a SignalFd,
     home: Home,
-    /// The launcher knows that the batch system will end the job.
+    /// A signal has asked us to go, and the launcher knows it.
     noticed: bool,
     inbox: Inbox,
     outbox: Vec<u8>,
@@ -112,7 +126,7 @@ struct Shutdown {
 }
 
 impl<'a> Agent<'a> {
-    fn new(input: BorrowedFd<'a>, output: BorrowedFd<'a>, signals: SignalFd, home: Home) -> Result<Self> {
+    fn new(input: BorrowedFd<'a>, output: BorrowedFd<'a>, signals: &'a SignalFd, home: Home) -> Result<Self> {
         for fd in [input, output] {
             let flags = rustix::fs::fcntl_getfl(fd).map_err(|e| Error::io("asking for the mode of a pipe", e))?;
             rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)
@@ -157,7 +171,7 @@ impl<'a> Agent<'a> {
     /// Waits for something to happen and deals with it. True when all is over.
     fn turn(&mut self) -> Result<bool> {
         let room = self.outbox.len() < FULL_BYTES;
-        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(self.signals, PollFlags::IN)];
         let talks = self.connected;
         if talks {
             fds.push(PollFd::from_borrowed_fd(self.input, PollFlags::IN));
@@ -224,13 +238,21 @@ impl<'a> Agent<'a> {
             if info.ssi_signo == Number::SIGCHLD as u32 {
                 continue;
             }
-            if self.home == Home::Step && !std::mem::replace(&mut self.noticed, true) {
-                self.tell(&Report::Notice { signal: info.ssi_signo as i32 })?;
-                continue;
+            let signal = info.ssi_signo as i32;
+            if !std::mem::replace(&mut self.noticed, true) {
+                let notice = match self.home {
+                    Home::Step => Some(Report::Notice { signal }),
+                    Home::Joined(_) if self.connected => Some(Report::Leaving { signal }),
+                    _ => None,
+                };
+                if let Some(notice) = notice {
+                    self.tell(&notice)?;
+                    continue;
+                }
             }
             if self.shutdown.is_none() {
                 // The launcher ends us by other means: this was somebody else, and no rank is to blame for what follows.
-                self.tell(&Report::Ending { signal: info.ssi_signo as i32 })?;
+                self.tell(&Report::Ending { signal })?;
             }
             self.end(Signal::TERM, GRACE);
         }
@@ -301,7 +323,7 @@ impl<'a> Agent<'a> {
         self.silence = order.silence_ms.map(Duration::from_millis);
         self.log.start(&order.environment);
         tracing::info!("starts {} processes", order.processes.len());
-        if matches!(self.home, Home::Task(_)) {
+        if matches!(self.home, Home::Task(_) | Home::Joined(_)) {
             order.directory = home::directory()?;
         }
         let text = |bytes: &ByteBuf| OsStr::from_bytes(bytes).to_owned();

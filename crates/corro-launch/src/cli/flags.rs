@@ -109,6 +109,11 @@ pub(super) fn command(name: &'static str) -> Command {
             .value_parser(["known", "accept-new", "ignore"]),
         value("remote-corro", "PATH", "The corro program on the other hosts [the path of this one]"),
         value("remote-shell", "PROGRAM", "Run as `PROGRAM HOST COMMAND` in place of ssh"),
+        value(
+            "join-port",
+            "N",
+            "Other hosts' agents join here by themselves (`corro agent --join=HOST:N`), by CORRO_SECRET",
+        ),
         value("host-timeout", "S", "Seconds of silence after which a host counts as lost [10]"),
     ];
     let elastic = [

@@ -1,6 +1,7 @@
-//! `corro k8s manifest`: a job for Kubernetes, to be read, changed and given to `kubectl apply -f -`.
+//! `corro k8s`: a job for Kubernetes, run here, or printed to be read, changed and given to `kubectl apply -f -`.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use corro_core::config::MAX_RANKS;
@@ -8,71 +9,119 @@ use corro_core::{Error, Result};
 use corro_transport::secret::Secret;
 
 use super::exit::{self, complain};
-use crate::kubernetes::{Job, JobSecret, documents, names, objects};
+use super::flags;
+use super::kubernetes_run::Run;
+use crate::kubernetes::kubectl::Kubectl;
+use crate::kubernetes::{Elastic, Job, JobSecret, documents, names, objects};
 
 pub(super) fn command() -> Command {
-    let value = |name: &'static str, shape: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(shape).action(ArgAction::Set).help(help)
-    };
-    let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
-    let manifest = Command::new("manifest")
-        .about("Prints a job (Secret, Service, Indexed Job) for `kubectl apply -f -`")
-        .disable_version_flag(true)
+    let manifest =
+        Command::new("manifest").about("Prints a job (Secret, Service, Job) for `kubectl apply -f -`").args(job());
+    let run = Command::new("run")
+        .about("Runs a job: makes it by kubectl, shows what ranks write, exits as the job does, and removes it")
+        .args(job())
         .args([
-            value("num-proc", "N", "How many ranks, a pod each").short('n').visible_alias("np").required(true),
-            value("image", "IMAGE", "The image, with your program and Corro").required(true),
-            value("name", "NAME", "The job's name").default_value("corro"),
-            value("namespace", "NAME", "The namespace [the one that kubectl uses]"),
-            value("cpus", "AMOUNT", "CPUs of each rank, as in 4 or 500m"),
-            value("memory", "AMOUNT", "Memory of each rank, as in 8Gi"),
-            value("gpus-per-rank", "N", "GPUs of each rank (nvidia.com/gpu)").default_value("0"),
-            value("shm-size", "AMOUNT", "The most that /dev/shm holds").default_value("1Gi"),
-            value("env", "NAME=VALUE", "A variable for all ranks; may be given several times")
-                .action(ArgAction::Append),
-            value("node-selector", "LABEL=VALUE", "Only nodes with this label; may be given several times")
-                .action(ArgAction::Append),
-            value("secret", "NAME", "A Secret that is there, with 64 hexadecimal digits under `secret` [a new one]"),
-            value("run-as-user", "ID", "The user in the pods [the image's, which must not be root]"),
-            value("image-pull-policy", "POLICY", "When the image is pulled").value_parser([
-                "Always",
-                "IfNotPresent",
-                "Never",
-            ]),
-            value("priority-class", "NAME", "The pods' priority class"),
-            value("queue", "NAME", "Kueue's local queue that the job waits in"),
-            value("time", "SECONDS", "The time limit of the job"),
-            flag("read-only-root", "Ranks can write to /tmp and /dev/shm only"),
-            flag("network-policy", "Only pods of the job may connect to its pods (where the cluster enforces that)"),
-        ])
-        .arg(
-            Arg::new("command")
-                .num_args(1..)
-                .required(true)
-                .trailing_var_arg(true)
-                .allow_hyphen_values(true)
-                .help("What to run in each pod, as in `python train.py`"),
-        );
+            value("context", "NAME", "The context of kubectl's configuration [the current one]"),
+            value("kubectl", "PATH", "The kubectl to use").default_value("kubectl"),
+            value("start-timeout", "S", "Seconds within which all pods must have begun").default_value("600"),
+            flag("keep", "Leave the job's objects in the cluster when it is over"),
+        ]);
     Command::new("corro k8s")
         .about("For Kubernetes")
         .disable_version_flag(true)
         .subcommand_required(true)
-        .subcommand(manifest)
+        .subcommands([run, manifest].map(|command| command.disable_version_flag(true).arg(program())))
+}
+
+fn value(name: &'static str, shape: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(shape).action(ArgAction::Set).help(help)
+}
+
+fn flag(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+}
+
+fn program() -> Arg {
+    Arg::new("command")
+        .num_args(1..)
+        .required(true)
+        .trailing_var_arg(true)
+        .allow_hyphen_values(true)
+        .help("What to run in each pod, as in `python train.py`")
+}
+
+/// What a job may be told.
+fn job() -> [Arg; 20] {
+    [
+        value("num-proc", "N", "How many ranks, a pod each").short('n').visible_alias("np").required(true),
+        value("image", "IMAGE", "The image, with your program and Corro").required(true),
+        value("name", "NAME", "The job's name").default_value("corro"),
+        value("namespace", "NAME", "The namespace [the one that kubectl uses]"),
+        value("min-np", "N", "Elastic: goes on with as few as N ranks, and pods that are lost are replaced"),
+        value("max-np", "N", "Elastic: grows to as many as N ranks, by `kubectl scale statefulset NAME-worker`"),
+        value("cpus", "AMOUNT", "CPUs of each rank, as in 4 or 500m"),
+        value("memory", "AMOUNT", "Memory of each rank, as in 8Gi"),
+        value("gpus-per-rank", "N", "GPUs of each rank (nvidia.com/gpu)").default_value("0"),
+        value("shm-size", "AMOUNT", "The most that /dev/shm holds").default_value("1Gi"),
+        value("env", "NAME=VALUE", "A variable for all ranks; may be given several times").action(ArgAction::Append),
+        value("node-selector", "LABEL=VALUE", "Only nodes with this label; may be given several times")
+            .action(ArgAction::Append),
+        value("secret", "NAME", "A Secret that is there, with 64 hexadecimal digits under `secret` [a new one]"),
+        value("run-as-user", "ID", "The user in the pods [the image's, which must not be root]"),
+        value("image-pull-policy", "POLICY", "When the image is pulled").value_parser([
+            "Always",
+            "IfNotPresent",
+            "Never",
+        ]),
+        value("priority-class", "NAME", "The pods' priority class"),
+        value("queue", "NAME", "Kueue's local queue that the job waits in"),
+        value("time", "SECONDS", "The time limit of the job"),
+        flag("read-only-root", "Ranks can write to /tmp and /dev/shm only"),
+        flag("network-policy", "Only pods of the job may connect to its pods (where the cluster enforces that)"),
+    ]
+}
+
+/// Reads a command line: what to do, then flags as `corro run` has them (`-np 4`).
+fn parse(words: &[OsString]) -> std::result::Result<ArgMatches, clap::Error> {
+    let mut command = command();
+    command.build();
+    let mut all = words.to_vec();
+    if let Some((first, rest)) = words.split_first()
+        && let Some(known) = command.find_subcommand(first)
+    {
+        all.truncate(1);
+        all.extend(flags::normalise(known, rest));
+    }
+    command.no_binary_name(true).try_get_matches_from(all)
 }
 
 /// `corro k8s ...`.
 pub(super) fn main(words: &[OsString]) -> u8 {
-    let matches = match command().no_binary_name(true).try_get_matches_from(words) {
+    let matches = match parse(words) {
         Ok(matches) => matches,
         Err(e) => return exit::show(&e),
     };
-    let Some(("manifest", matches)) = matches.subcommand() else { return exit::USAGE_ERROR };
-    match Secret::random().and_then(|secret| understand(matches, &secret)) {
-        Ok(job) => {
+    let Some((word, matches)) = matches.subcommand() else { return exit::USAGE_ERROR };
+    let name = format!("corro k8s {word}");
+    let asked = Secret::random().and_then(|secret| understand(matches, &secret));
+    let done = match word {
+        "run" => asked.and_then(|job| run(matches)?.job(job)),
+        _ => asked.map(|job| {
             print!("{}", documents(&objects(&job)));
             0
-        }
-        Err(e) => complain("corro k8s manifest", &e),
-    }
+        }),
+    };
+    done.unwrap_or_else(|e| complain(&name, &e))
+}
+
+/// How it is to be run.
+fn run(matches: &ArgMatches) -> Result<Run> {
+    let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    Ok(Run {
+        kubectl: Kubectl::new(text("kubectl").unwrap_or("kubectl").into(), text("context"), text("namespace")),
+        start_timeout: Duration::from_secs(number(matches, "start-timeout")?.unwrap_or(600).max(1)),
+        keep: matches.get_flag("keep"),
+    })
 }
 
 /// The job that was asked for. It has this secret, unless a Secret was named.
@@ -86,12 +135,14 @@ fn understand(matches: &ArgMatches, secret: &Secret) -> Result<Job> {
     if !(1..=MAX_RANKS).contains(&ranks) {
         return Err(Error::Usage(format!("--num-proc is {ranks}: give 1 to {MAX_RANKS}")));
     }
+    let elastic = elastic(matches, ranks as usize)?;
     Ok(Job {
-        name: names::job_name("name", &text("name").unwrap_or_default())?,
+        name: names::job_name("name", &text("name").unwrap_or_default(), elastic.is_some())?,
         namespace: object("namespace")?,
         image: text("image").unwrap_or_default(),
         command: all("command"),
         ranks: ranks as usize,
+        elastic,
         secret: object("secret")?.map_or_else(|| JobSecret::Made(secret.to_hex()), JobSecret::There),
         cpus: amount("cpus")?,
         memory: amount("memory")?,
@@ -105,8 +156,25 @@ fn understand(matches: &ArgMatches, secret: &Secret) -> Result<Job> {
         priority_class: object("priority-class")?,
         queue: object("queue")?,
         seconds: number(matches, "time")?,
+        keep_seconds: None,
         network_policy: matches.get_flag("network-policy"),
     })
+}
+
+/// Whether ranks may come and go, and how many there may be.
+fn elastic(matches: &ArgMatches, ranks: usize) -> Result<Option<Elastic>> {
+    let (min, max) = (number(matches, "min-np")?, number(matches, "max-np")?);
+    if min.is_none() && max.is_none() {
+        return Ok(None);
+    }
+    let limits = Elastic { min: min.map_or(ranks, |n| n as usize), max: max.map_or(ranks, |n| n as usize) };
+    if limits.min == 0 || limits.min > ranks || limits.max < ranks || limits.max > MAX_RANKS as usize {
+        return Err(Error::Usage(format!(
+            "--min-np {}, -n {ranks}, --max-np {}: give 1 <= min <= n <= max <= {MAX_RANKS}",
+            limits.min, limits.max
+        )));
+    }
+    Ok(Some(limits))
 }
 
 fn number(matches: &ArgMatches, name: &str) -> Result<Option<u64>> {
@@ -129,7 +197,7 @@ mod tests {
     use super::*;
 
     fn asked(line: &str) -> Result<Job> {
-        let matches = command().no_binary_name(true).try_get_matches_from(line.split_whitespace()).unwrap();
+        let matches = parse(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>()).unwrap();
         understand(matches.subcommand().unwrap().1, &Secret::from_bytes([7; 32]))
     }
 
@@ -141,9 +209,14 @@ mod tests {
         assert_eq!(job.command, ["python", "train.py", "--name", "x"]);
         assert_eq!(job.variables.len(), 2);
         assert!(matches!(job.secret, JobSecret::Made(digits) if digits == "07".repeat(32)));
+        let job = asked("manifest -np 3 --image i python -np 5").unwrap();
+        assert_eq!((job.ranks, job.command.join(" ").as_str()), (3, "python -np 5"));
         let job = asked("manifest --np 1 --image i --secret ours --time 60 true").unwrap();
         assert!(matches!(job.secret, JobSecret::There(name) if name == "ours"));
-        assert_eq!(job.seconds, Some(60));
+        assert_eq!((job.seconds, job.elastic), (Some(60), None));
+        let job = asked("run -n 2 --min-np 1 --max-np 8 --image i --keep true").unwrap();
+        assert_eq!(job.elastic, Some(Elastic { min: 1, max: 8 }));
+        assert_eq!(asked("run -n 2 --max-np 8 --image i true").unwrap().elastic, Some(Elastic { min: 2, max: 8 }));
     }
 
     #[test]
@@ -156,6 +229,8 @@ mod tests {
             ("-n 2 --env A", "--env"),
             ("-n 2 --queue a/b", "--queue"),
             ("-n 2 --run-as-user 0", "--run-as-user"),
+            ("-n 2 --min-np 3", "--min-np"),
+            ("-n 2 --max-np 1", "--max-np"),
         ] {
             let error = asked(&format!("manifest {flags} --image i true")).err().unwrap().to_string();
             assert!(error.contains(named), "{flags}: {error}");

@@ -23,6 +23,7 @@ mod handover;
 mod jobs;
 mod knobs;
 mod kubernetes;
+mod kubernetes_run;
 mod program;
 mod request;
 mod script;
@@ -47,6 +48,7 @@ use watching::Watching;
 use crate::event::Control;
 use crate::failure::Failure;
 use crate::job::Outcome;
+use crate::join;
 use crate::output::{Output, Style};
 use crate::process_id::ProcessId;
 
@@ -74,7 +76,7 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
         "slurm" => slurm_script::main(rest),
         "k8s" => kubernetes::main(rest),
         "doctor" => doctor::main(rest, agent),
-        "agent" => match crate::agent::Home::understand(rest).and_then(crate::agent::serve) {
+        "agent" => match agent_of(rest) {
             Ok(code) => code as u8,
             Err(e) => complain("corro agent", &e),
         },
@@ -91,6 +93,14 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
             USAGE_ERROR
         }
         other => program::unknown(other),
+    }
+}
+
+/// Serves a launcher as these words say, and gives the exit code.
+fn agent_of(words: &[OsString]) -> Result<i32> {
+    match join::Visit::understand(words) {
+        Some(visit) => join::serve(&visit?),
+        None => crate::agent::serve(crate::agent::Home::understand(words)?),
     }
 }
 

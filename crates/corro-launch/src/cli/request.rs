@@ -248,6 +248,10 @@ fn size_and_hosts(matches: &ArgMatches, allocation: Option<&Allocation>) -> Resu
         given => given,
     };
     match (size, given) {
+        (_, None) if join_port(matches)?.is_some() => Err(Error::Usage(
+            "which hosts will join? name them by -H or --hostfile, or make the job elastic (--min-np): then all may"
+                .into(),
+        )),
         (None, None) => Err(Error::Usage("how many processes? give -np N".into())),
         (Some(size), None) => Ok((size, vec![Host::local(size)])),
         (Some(size), Some(hosts)) => Ok((size, hosts)),
@@ -287,6 +291,15 @@ pub(super) fn remote(matches: &ArgMatches, allocation: Option<&Allocation>) -> R
         shell: text("remote-shell").or_else(|| config::REMOTE_SHELL.value()).or_else(kubeflow).map(Into::into),
         // Who names hosts may name others than those of the allocation: srun says so, and what to do.
         system: allocation.map(|allocation| allocation.system).filter(|_| !asks_for_ssh(matches)),
+        join_port: join_port(matches)?,
+    })
+}
+
+/// Where agents join by themselves.
+fn join_port(matches: &ArgMatches) -> Result<Option<u16>> {
+    Ok(match number(matches, "join-port")? {
+        None => Some(config::JOIN_PORT.number(0)?).filter(|port| *port != 0),
+        given => given,
     })
 }
 
@@ -367,6 +380,7 @@ fn elastic_rules(matches: &ArgMatches) -> Result<Option<Rules>> {
     };
     let reset_limit: Option<u64> = number(matches, "reset-limit")?;
     let script = matches.contains_id("host-discovery-script");
+    let joins = join_port(matches)?.is_some() && given_hosts(matches)?.is_none();
     if min.is_none() && max.is_none() && spares.is_none() && !script {
         return Ok(None);
     }
@@ -378,9 +392,9 @@ fn elastic_rules(matches: &ArgMatches) -> Result<Option<Rules>> {
     Ok(Some(Rules {
         start,
         min: min.unwrap_or(start),
-        max: max.unwrap_or(if script { usize::MAX } else { start }),
+        max: max.unwrap_or(if script || joins { usize::MAX } else { start }),
         spares: spares.unwrap_or(0),
-        hosts_change: script,
+        hosts_change: script || joins,
         patience,
         silence: config::ELASTIC_SILENCE.seconds(defaults.silence)?,
         return_time: Rules::return_time(config::TIMEOUT.value().map(|_| timeout)),
@@ -399,6 +413,7 @@ fn elastic(matches: &ArgMatches, allocation: Option<&Allocation>, job: Job, mut 
             Hosts::Script { command: command.into(), slots_per_host: number(matches, "slots-per-host")?, every }
         }
         (None, Some(hosts), _) => Hosts::Fixed(hosts),
+        (None, None, _) if job.remote.join_port.is_some() => Hosts::Joined,
         (None, None, Some(found)) if found.system == System::Slurm => {
             // A node that is lost leaves the job's list, and comes back into none.
             rules.hosts_change = true;

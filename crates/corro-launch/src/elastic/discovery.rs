@@ -73,6 +73,8 @@ impl Seeker {
                 let mut seeker = self;
                 seeker.tell(list);
             }
+            // Who joins is told by the lobby.
+            Hosts::Joined => {}
             Hosts::Script { command, slots_per_host, every } => {
                 let name = format!("the host discovery script {}", command.display());
                 self.keep_asking(&command, &name, every, None, |text| hosts::parse_found(text, slots_per_host));

@@ -88,11 +88,14 @@ impl<'a> Driver<'a> {
             Hosts::Fixed(hosts) | Hosts::Slurm { hosts, .. } => {
                 hosts.iter().all(|h| start::is_local(h).unwrap_or(false))
             }
-            Hosts::Script { .. } => false,
+            Hosts::Script { .. } | Hosts::Joined => false,
         };
         let discovery = Discovery::start(elastic.hosts.clone(), sender.clone())?;
         let launcher = Launcher::new(&elastic.job, output, all_here, (sender.clone(), events))?;
         let messages = open_server(&launcher, all_here, sender)?;
+        if let (Hosts::Joined, Some(lobby)) = (&elastic.hosts, &launcher.lobby) {
+            lobby.watch(sender.clone());
+        }
         Ok(Self {
             elastic,
             launcher,
@@ -223,6 +226,15 @@ impl<'a> Driver<'a> {
             Report::Notice { signal } => {
                 let host = self.launcher.agents[at].host.clone();
                 self.wind_down(&format!("the batch system has sent {} to {host}", Ending::Signal(signal)))
+            }
+            Report::Leaving { signal } => {
+                let host = self.launcher.agents[at].host.clone();
+                self.launcher.say(&format!("corro: {host} leaves: its system has sent {}", Ending::Signal(signal)));
+                // As if a list of hosts had dropped it: its processes go at their next commit.
+                if let Some(lobby) = &self.launcher.lobby {
+                    lobby.leave(&host);
+                }
+                Ok(())
             }
             Report::Done => {
                 self.launcher.agents[at].over = true;

@@ -35,6 +35,8 @@ pub enum Hosts {
         /// How often Slurm is asked.
         every: Duration,
     },
+    /// Those whose agents have joined ([`crate::start::Remote::join_port`]).
+    Joined,
     /// Whatever a script prints.
     Script {
         /// The script, as a shell would be told.

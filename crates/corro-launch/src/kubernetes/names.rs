@@ -4,15 +4,18 @@ use corro_core::{Error, Result};
 
 /// The longest name of a job: its pods are called `NAME-INDEX-xxxxx`, and their hosts `NAME-INDEX`, which has 63 letters at most.
 const LONGEST_JOB: usize = 52;
+/// That of an elastic one, whose set is called `NAME-worker` and has a label that is longer still.
+const LONGEST_ELASTIC_JOB: usize = 45;
 const LONGEST_LABEL: usize = 63;
 
 /// A name of an object that is also a host's: small letters, digits and dashes.
-pub(crate) fn job_name(flag: &str, name: &str) -> Result<String> {
-    if is_host_label(name) && name.len() <= LONGEST_JOB {
+pub(crate) fn job_name(flag: &str, name: &str, elastic: bool) -> Result<String> {
+    let longest = if elastic { LONGEST_ELASTIC_JOB } else { LONGEST_JOB };
+    if is_host_label(name) && name.len() <= longest {
         return Ok(name.to_owned());
     }
     Err(Error::Usage(format!(
-        "--{flag} is {name:?}: Kubernetes takes small letters, digits and dashes, a letter or digit at both ends, {LONGEST_JOB} at most"
+        "--{flag} is {name:?}: Kubernetes takes small letters, digits and dashes, a letter or digit at both ends, {longest} at most"
     )))
 }
 
@@ -58,11 +61,12 @@ mod tests {
     #[test]
     fn names_are_those_that_the_api_takes() {
         for name in ["a", "train-7", "0x", &"a".repeat(52)] {
-            assert_eq!(job_name("name", name).unwrap(), name);
+            assert_eq!(job_name("name", name, false).unwrap(), name);
         }
         for name in ["", "-a", "a-", "Train", "a.b", "a_b", "a b", "ä", &"a".repeat(53)] {
-            assert!(job_name("name", name).unwrap_err().to_string().contains("--name"), "{name}");
+            assert!(job_name("name", name, false).unwrap_err().to_string().contains("--name"), "{name}");
         }
+        assert!(job_name("name", &"a".repeat(45), true).is_ok() && job_name("name", &"a".repeat(46), true).is_err());
         assert!(object_name("secret", "team.a-1").is_ok());
         for name in ["", "a..b", "A", ".a", &"a".repeat(254)] {
             assert!(object_name("secret", name).is_err(), "{name}");

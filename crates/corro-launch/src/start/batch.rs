@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::Command;
 use std::time::Duration;
 
-use super::starter::{Starter, advice_on_missing_program, line};
+use super::starter::{Reach, Starter, advice_on_missing_program, line};
 use crate::hosts::Host;
 
 /// Starts agents by a batch system's own program.
@@ -17,13 +17,6 @@ pub(super) enum Batch {
 }
 
 impl Starter for Batch {
-    fn name(&self) -> String {
-        match self {
-            Self::Blaunch => "blaunch".into(),
-            Self::Qrsh => "qrsh".into(),
-        }
-    }
-
     fn command(&self, host: &Host, agent: &[OsString], _limit: Duration) -> Command {
         let mut command = Command::new(self.name());
         if *self == Self::Qrsh {
@@ -32,6 +25,15 @@ impl Starter for Batch {
         // Both join their words and have them read by a shell again.
         command.arg(&host.name).arg(line(agent));
         command
+    }
+}
+
+impl Reach for Batch {
+    fn name(&self) -> String {
+        match self {
+            Self::Blaunch => "blaunch".into(),
+            Self::Qrsh => "qrsh".into(),
+        }
     }
 
     fn advice(&self, _host: &str, stderr: &str) -> Option<String> {

@@ -6,12 +6,14 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `starter` | the trait |
+//! | `starter` | the traits |
 //! | `local`, `ssh`, `remote_shell`, `srun`, `batch` | the ways |
+//! | `joined` | agents that come by themselves (see [`crate::join`]) |
 //! | `remote` | which way other hosts are reached, as the user said |
 //! | `locality` | whether a host is this one |
 
 mod batch;
+mod joined;
 mod local;
 mod locality;
 mod remote;
@@ -20,8 +22,9 @@ mod srun;
 mod ssh;
 mod starter;
 
+pub(crate) use joined::Joined;
 pub(crate) use local::Local;
 pub use locality::is_local;
 pub use remote::Remote;
 pub use ssh::HostKeys;
-pub(crate) use starter::Starter;
+pub(crate) use starter::{Reach, Starter};

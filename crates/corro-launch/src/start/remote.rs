@@ -25,6 +25,8 @@ pub struct Remote {
     pub shell: Option<OsString>,
     /// The batch system whose hosts these are: its own program reaches them, unless there is a `shell`.
     pub system: Option<System>,
+    /// The port at which agents of other hosts join by themselves; nothing else reaches them then.
+    pub join_port: Option<u16>,
 }
 
 impl Remote {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::starter::{Starter, advice_on_missing_program, line};
+use super::starter::{Reach, Starter, advice_on_missing_program, line};
 use crate::hosts::Host;
 
 /// Starts agents by another program than ssh.
@@ -14,15 +14,17 @@ pub(super) struct RemoteShell {
 }
 
 impl Starter for RemoteShell {
-    fn name(&self) -> String {
-        let path = Path::new(&self.program);
-        path.file_name().unwrap_or(&self.program).to_string_lossy().into_owned()
-    }
-
     fn command(&self, host: &Host, agent: &[OsString], _limit: Duration) -> Command {
         let mut command = Command::new(&self.program);
         command.arg(host.full_name()).arg(line(agent));
         command
+    }
+}
+
+impl Reach for RemoteShell {
+    fn name(&self) -> String {
+        let path = Path::new(&self.program);
+        path.file_name().unwrap_or(&self.program).to_string_lossy().into_owned()
     }
 
     fn advice(&self, _host: &str, stderr: &str) -> Option<String> {

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::process::Command;
 use std::time::Duration;
 
-use super::starter::{Starter, advice_on_missing_program};
+use super::starter::{Reach, Starter, advice_on_missing_program};
 use crate::hosts::Host;
 
 /// What the batch script's own request tells every `srun` in it: an agent is one task and has the whole node.
@@ -29,10 +29,6 @@ const NOT_FOR_AGENTS: [&str; 12] = [
 pub(super) struct Srun;
 
 impl Starter for Srun {
-    fn name(&self) -> String {
-        "srun".into()
-    }
-
     fn command(&self, host: &Host, agent: &[OsString], _limit: Duration) -> Command {
         let mut command = Command::new("srun");
         // Beside whatever else runs in the allocation, and with all that the job has on the node.
@@ -49,6 +45,12 @@ impl Starter for Srun {
             command.env_remove(name);
         }
         command
+    }
+}
+
+impl Reach for Srun {
+    fn name(&self) -> String {
+        "srun".into()
     }
 
     fn advice(&self, host: &str, stderr: &str) -> Option<String> {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use super::starter::{Starter, advice_on_missing_program, line};
+use super::starter::{Reach, Starter, advice_on_missing_program, line};
 use crate::hosts::Host;
 
 /// What to do about hosts whose key ssh does not know.
@@ -33,10 +33,6 @@ pub(super) struct Ssh {
 }
 
 impl Starter for Ssh {
-    fn name(&self) -> String {
-        "ssh".into()
-    }
-
     fn command(&self, host: &Host, agent: &[OsString], limit: Duration) -> Command {
         let mut command = Command::new("ssh");
         // No terminal, no questions: nobody is there to answer for every host.
@@ -59,6 +55,12 @@ impl Starter for Ssh {
         // What comes after the two dashes is never an option, whatever it looks like.
         command.arg("--").arg(host.full_name()).arg(line(agent));
         command
+    }
+}
+
+impl Reach for Ssh {
+    fn name(&self) -> String {
+        "ssh".into()
     }
 
     fn advice(&self, host: &str, stderr: &str) -> Option<String> {

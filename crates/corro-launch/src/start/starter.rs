@@ -6,20 +6,23 @@ use std::time::Duration;
 
 use crate::hosts::Host;
 
-/// A way to start an agent on a host.
-pub(crate) trait Starter {
-    /// What error texts call it: "ssh", "srun".
+/// A way to reach a host, for error texts.
+pub(crate) trait Reach {
+    /// What it is called: "ssh", "srun".
     fn name(&self) -> String;
-
-    /// The command that runs `agent` on `host` and joins its standard input and output to its own. It should not try for longer
-    /// than `limit` to reach the host.
-    fn command(&self, host: &Host, agent: &[OsString], limit: Duration) -> Command;
 
     /// What the user can do about `stderr`, the last that was heard from `host`, if that is known.
     fn advice(&self, host: &str, stderr: &str) -> Option<String>;
 
     /// What the user can look at if nothing at all was heard from a host.
     fn advice_on_silence(&self) -> String;
+}
+
+/// A way to start an agent on a host.
+pub(crate) trait Starter: Reach {
+    /// The command that runs `agent` on `host` and joins its standard input and output to its own. It should not try for longer
+    /// than `limit` to reach the host.
+    fn command(&self, host: &Host, agent: &[OsString], limit: Duration) -> Command;
 }
 
 /// The command line of an agent as one word for a shell on the other side.
