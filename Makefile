@@ -132,7 +132,7 @@ bench-gpu: ## measure on a GPU beside Gloo and NCCL, under MPS and without it; f
 	python3 scripts/gpu_test.py build
 	python3 scripts/gpu_test.py bench
 
-homes: ## in the homes of other programs: Spark (needs Java 17), Ray, the real Prometheus server, a real Slurm cluster; fetches what it needs
+homes: ## in the homes of other programs: Spark (needs Java 17), Ray, the real Prometheus server, real clusters of Slurm and Kubernetes (needs Go), images; fetches what it needs
 	$(TEST_WHEEL)
 	scripts/python_test spark
 	scripts/python_test ray
