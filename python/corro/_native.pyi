@@ -94,6 +94,17 @@ def launched_servers() -> tuple[bool, list[list[str]]]:
 def add_rows(dtype: int, row_bytes: int, into: tuple[int, int], to: tuple[int, int], rows: tuple[int, int], /) -> None:
     """Adds rows to those of a table that have the numbers `to` (int64), one after the other; all as address and bytes."""
 
+def take_rows(row_bytes: int, into: tuple[int, int], which: tuple[int, int], table: tuple[int, int], /) -> None:
+    """Fills `into` with the rows of a table that have the numbers `which` (int64); all as address and bytes."""
+
+def distinct(given: tuple[int, int], found: tuple[int, int], which: tuple[int, int], /) -> int:
+    """Writes numbers (int64) to `found`, each once, as they first come; to `which` which of them each is. Says how many
+    were found."""
+
+def deal(given: tuple[int, int], hands: int, dealt: tuple[int, int], moved: tuple[int, int], /) -> list[int]:
+    """Deals numbers (int64): n goes to n mod `hands`, as n / `hands`. `dealt` gets those of the first, then of the second,
+    and so on; `moved` where each has gone. Says how many each has got."""
+
 def server_shares(worker_hosts: int, spare_hosts: int) -> tuple[float, float]:
     """The shares of one spare host and of one worker host in the parameters."""
 

@@ -45,7 +45,7 @@ use corro_core::{DType, ReduceOp};
 
 pub use compact::{Into, Levels, Noise, Rest};
 pub use dispatch::InstructionSet;
-pub use rows::add_rows;
+pub use rows::{add_rows, deal, distinct, take_rows};
 pub use stream::stream;
 
 /// `dst[i] = op(dst[i], src[i])`.

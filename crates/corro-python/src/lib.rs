@@ -18,6 +18,8 @@
 //! | `handles` | operations in flight |
 //! | `output` | results in memory that the engine has allocated |
 //! | `large_pages` | large tensors in fresh memory |
+//! | `arrays` | arrays that come as addresses |
+//! | `rows` | rows of embeddings, and their numbers |
 //! | `servers` | parameter servers, and stores at them |
 //! | `settings` | knobs that Python code asks for |
 //! | `starter` | starting jobs, for `corro.runner` |
@@ -25,6 +27,7 @@
 //! | `tensorflow` | TensorFlow's operations |
 //! | `jax` | JAX's collectives |
 
+mod arrays;
 mod compression;
 mod departure;
 mod elastic;
@@ -38,6 +41,7 @@ mod names;
 mod objects;
 mod ops;
 mod output;
+mod rows;
 mod running;
 mod servers;
 mod settings;
@@ -79,7 +83,9 @@ mod _native {
     #[pymodule_export]
     use crate::output::Output;
     #[pymodule_export]
-    use crate::servers::{ParameterServer, Pulled, PulledRows, StoreClient, add_rows, launched_servers, server_shares};
+    use crate::rows::{add_rows, deal, distinct, take_rows};
+    #[pymodule_export]
+    use crate::servers::{ParameterServer, Pulled, PulledRows, StoreClient, launched_servers, server_shares};
     #[pymodule_export]
     use crate::settings::{flag, foreign, setting};
     #[pymodule_export]

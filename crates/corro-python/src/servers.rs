@@ -19,6 +19,7 @@ use corro_transport::Settings;
 use corro_transport::secret::Secret;
 use pyo3::prelude::*;
 
+use crate::arrays::{Memory, numbers, readable, writable};
 use crate::error::exception;
 use crate::running::engine;
 use crate::without_gil::outside;
@@ -115,30 +116,6 @@ pub(crate) struct PulledRows(client::PullRows);
 #[pyclass(frozen)]
 pub(crate) struct StoreClient(Mutex<Option<Arc<Client>>>);
 
-/// Where an array lies, and how long it is.
-type Memory = (usize, usize);
-
-/// Adds rows to those of a table that have the numbers `to`, one after the other.
-#[pyfunction]
-pub(crate) fn add_rows(
-    py: Python<'_>,
-    dtype: u8,
-    row_bytes: usize,
-    into: Memory,
-    to: Memory,
-    from: Memory,
-) -> PyResult<()> {
-    let dtype = DType::from_id(dtype).filter(|dtype| row_bytes.is_multiple_of(dtype.size()));
-    let dtype = dtype.ok_or_else(|| exception(py, &Error::Usage(format!("rows of {row_bytes} bytes"))))?;
-    // SAFETY: corro/torch holds all three until this returns; `into` is its own, and is no part of the others.
-    let (into, to, from) = unsafe { (writable(into), readable(to), readable(from)) };
-    let to: Vec<i64> = numbers(to).into_iter().map(u64::cast_signed).collect();
-    outside(py, || {
-        corro_kernels::add_rows(dtype, into, row_bytes, &to, from)
-            .map_err(|wrong| Error::Usage(format!("there is no row {wrong}")))
-    })
-}
-
 impl StoreClient {
     /// Does something with the client, outside; a signal that came meanwhile goes first.
     fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&Client) -> Result<T> + Send) -> PyResult<T> {
@@ -150,32 +127,6 @@ impl StoreClient {
             None => outcome,
         }
     }
-}
-
-/// # Safety
-/// The caller's Python code holds the array until the call returns, and changes nothing of it meanwhile.
-unsafe fn readable<'a>(memory: Memory) -> &'a [u8] {
-    let (address, bytes) = memory;
-    if bytes == 0 {
-        return &[];
-    }
-    // SAFETY: as the caller vouches; every bit pattern is a byte, and bytes need no alignment.
-    unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
-}
-
-/// # Safety
-/// The same, and nobody else reads the array meanwhile.
-unsafe fn writable<'a>(memory: Memory) -> &'a mut [u8] {
-    let (address, bytes) = memory;
-    if bytes == 0 {
-        return &mut [];
-    }
-    // SAFETY: as the caller vouches.
-    unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) }
-}
-
-fn numbers(bytes: &[u8]) -> Vec<u64> {
-    bytes.chunks_exact(8).map(|b| u64::from_ne_bytes(std::array::from_fn(|i| b[i]))).collect()
 }
 
 #[pymethods]

@@ -1,4 +1,5 @@
-"""Rows of tables, added to by their numbers: what torch's `index_add_` does, which takes several times as long on a CPU."""
+"""Rows of tables, taken and added to by their numbers, and lists of such numbers: what torch has operations for, which take
+several times as long on a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from corro.torch._tensors import DTYPES
 
 def add_rows(table: torch.Tensor, to: torch.Tensor, rows: torch.Tensor) -> None:
     """Adds each of `rows` to that of a table which has its number, one after the other: always the same bits."""
-    if table.device.type != "cpu" or table.dtype not in DTYPES or not table.is_contiguous() or to.dtype != torch.int64:
+    if not _native_can(table, to):
         table.index_add_(0, to, rows)
         return
     if len(to) != len(rows) or rows.shape[1:] != table.shape[1:] or rows.dtype != table.dtype:
@@ -20,9 +21,8 @@ def add_rows(table: torch.Tensor, to: torch.Tensor, rows: torch.Tensor) -> None:
             f"{len(to)} numbers and rows of the shape {tuple(rows.shape)}, for a table of {tuple(table.shape)}."
         )
     # Held until the call returns.
-    tensors = [table, to.contiguous(), rows.contiguous()]
-    places = [(one.data_ptr(), one.numel() * one.element_size()) for one in tensors]
-    _native.add_rows(DTYPES[table.dtype], math.prod(table.shape[1:]) * table.element_size(), *places)
+    to, rows = to.contiguous(), rows.contiguous()
+    _native.add_rows(DTYPES[table.dtype], _row_bytes(table), _place(table), _place(to), _place(rows))
 
 
 def sum_rows(rows: torch.Tensor, to: torch.Tensor, count: int) -> torch.Tensor:
@@ -30,3 +30,44 @@ def sum_rows(rows: torch.Tensor, to: torch.Tensor, count: int) -> torch.Tensor:
     table = torch.zeros(count, *rows.shape[1:], dtype=rows.dtype, device=rows.device)
     add_rows(table, to, rows)
     return table
+
+
+def take_rows(table: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """The rows of a table that have these numbers."""
+    if not _native_can(table, which):
+        return torch.index_select(table, 0, which)
+    which = which.contiguous()
+    taken = torch.empty(len(which), *table.shape[1:], dtype=table.dtype)
+    _native.take_rows(_row_bytes(table), _place(taken), _place(which), _place(table))
+    return taken
+
+
+def distinct(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers, each once, in the order in which they first come; and which of them each is."""
+    numbers = numbers.contiguous()
+    found, which = torch.empty_like(numbers), torch.empty_like(numbers)
+    count = _native.distinct(_place(numbers), _place(found), _place(which))
+    return found[:count], which
+
+
+def deal(numbers: torch.Tensor, hands: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Number n goes to n mod `hands`, as n / `hands`: those of the first, then of the second, and so on; where each number
+    has gone; and how many each has got."""
+    numbers = numbers.contiguous()
+    dealt, moved = torch.empty_like(numbers), torch.empty_like(numbers)
+    counts = _native.deal(_place(numbers), hands, _place(dealt), _place(moved))
+    return dealt, moved, torch.tensor(counts, dtype=torch.int32)
+
+
+def _native_can(table: torch.Tensor, numbers: torch.Tensor) -> bool:
+    return (
+        table.device.type == "cpu" and table.dtype in DTYPES and table.is_contiguous() and numbers.dtype == torch.int64
+    )
+
+
+def _row_bytes(table: torch.Tensor) -> int:
+    return math.prod(table.shape[1:]) * table.element_size()
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from corro._front.process_sets import ProcessSet
+from corro.torch._rows import deal
 from corro.torch.mpi_ops import alltoall
 
 # Tables that are shorter are not worth being cut by rows, and rows that are narrower not by columns.
@@ -46,22 +47,19 @@ class Block:
 
 @dataclass(frozen=True)
 class Dealt:
-    """Places on their way to those who have them: in which order they go (None: as they are), and how many to each."""
+    """Places on their way to those who have them: where each has gone in the order in which they go (None: where it was),
+    and how many go to each."""
 
-    order: torch.Tensor | None
+    moved: torch.Tensor | None
     counts: torch.Tensor
     sent: torch.Tensor
 
     def sorted(self, which: torch.Tensor) -> torch.Tensor:
         """What belongs to the places, in the order in which these go."""
-        return which if self.order is None else which[self.order]
-
-    def whereabouts(self) -> torch.Tensor | None:
-        """Where each place has gone in that order; None: where it was."""
-        if self.order is None:
-            return None
-        found = torch.empty_like(self.order)
-        found[self.order] = torch.arange(len(found))
+        if self.moved is None:
+            return which
+        found = torch.empty_like(which)
+        found[self.moved] = which
         return found
 
 
@@ -96,10 +94,8 @@ class Rows:
             counts = torch.zeros(self._ranks, dtype=torch.int32)
             counts[self._owner] = len(places)
             return Dealt(None, counts, places)
-        owner = places % self._ranks
-        order = torch.argsort(owner, stable=True)
-        counts = torch.bincount(owner, minlength=self._ranks).int()
-        return Dealt(order, counts, torch.div(places, self._ranks, rounding_mode="floor")[order])
+        sent, moved, counts = deal(places, self._ranks)
+        return Dealt(moved, counts, sent)
 
     def fetch(self, dealt: Dealt, rows: torch.Tensor, asked: torch.Tensor, name: str, over: ProcessSet) -> torch.Tensor:
         return alltoall(rows, asked, name, over)[0]

@@ -20,7 +20,7 @@ from corro._front import basics
 from corro._front.arguments import set_size
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.torch import sparse
-from corro.torch._rows import sum_rows
+from corro.torch._rows import distinct, sum_rows, take_rows
 from corro.torch._shards import Block, Dealt, HotRows, Shards, shards_of
 from corro.torch.mpi_ops import alltoall_async, barrier, synchronize
 
@@ -29,18 +29,26 @@ _MOST_ROWS = 1 << 31
 
 
 @dataclass
+class _Known:
+    """Of a lookup's row numbers how often each is wanted; which ones others are asked for; and which ones are cached, at
+    which places."""
+
+    times: torch.Tensor
+    asked: torch.Tensor
+    cached: torch.Tensor
+    places: torch.Tensor
+
+
+@dataclass
 class _Wanted:
     """A lookup: what is wanted, and the exchange of row numbers that is under way for it."""
 
     flat: torch.Tensor
-    # Row numbers, each once (in each micro-batch), and how often each is wanted; and which of the rows that come each of
-    # `flat` is.
+    # Row numbers, each once (in each micro-batch); and which of the rows that come each of `flat` is.
     unique: torch.Tensor
     inverse: torch.Tensor
-    times: torch.Tensor
-    # Those of them that others are asked for; the rest is cached, at these places.
-    asked: torch.Tensor
-    cached: tuple[torch.Tensor, torch.Tensor]
+    # What the cache says of them, where there is one.
+    known: _Known | None
     dealt: Dealt
     numbers: int
 
@@ -185,26 +193,27 @@ class ShardedEmbedding(torch.nn.Module):
                 raise ValueError(f"{flat.numel()} ids can't be {self.micro_batches} micro-batches of equal size.")
             batch = torch.arange(self.micro_batches).repeat_interleave(flat.numel() // self.micro_batches)
             keys = batch * self.rows + flat
-        unique, inverse, times = torch.unique(keys, return_inverse=True, return_counts=True)
-        unique = unique % self.rows
-        nothing = torch.empty(0, dtype=torch.int64)
-        cached, asked = (nothing, nothing), torch.arange(len(unique))
         self._lookups += 1
         if self.hot is not None and self._caches:
+            unique, inverse, times = torch.unique(keys, return_inverse=True, return_counts=True)
             cached = self.hot.look(unique, self._lookups)
             missing = torch.ones(len(unique), dtype=torch.bool)
             missing[cached[0]] = False
-            asked = missing.nonzero()[:, 0]
-        # Gradients go to the owners of all rows, also of those that are cached here; so numbers of all travel, and with a
-        # cache those that are asked for first.
-        places = unique * self._factor % self.rows
-        dealt = self._shards.deal(places[asked])
-        if not self._caches and (moved := dealt.whereabouts()) is not None:
-            # Rows stay in the order in which they come: numbers are quicker to sort than rows.
-            inverse = moved[inverse]
+            known = _Known(times, missing.nonzero()[:, 0], *cached)
+            # Gradients go to the owners of all rows, also of those that are cached here: other numbers travel then.
+            dealt = self._shards.deal((unique * self._factor % self.rows)[known.asked])
+        else:
+            known = None
+            unique, inverse = distinct(keys)
+            if self.micro_batches > 1:
+                unique = unique % self.rows
+            dealt = self._shards.deal(unique * self._factor % self.rows)
+            if dealt.moved is not None:
+                # Rows stay in the order in which they come: numbers are quicker to sort than rows.
+                inverse = dealt.moved[inverse]
         name = f"embedding.{self.name}.ids"
         numbers = alltoall_async(dealt.sent, dealt.counts, name, self.process_set)
-        return _Wanted(flat, unique, inverse, times, asked, cached, dealt, numbers)
+        return _Wanted(flat, unique, inverse, known, dealt, numbers)
 
     def lookup(self, flat: torch.Tensor) -> torch.Tensor:
         """The rows of a list of ids that were checked."""
@@ -222,20 +231,21 @@ class ShardedEmbedding(torch.nn.Module):
         """The rows that are wanted; and, for the way back, which rows others have asked for, and how many each."""
         here, asked = synchronize(wanted.numbers)
         name = f"embedding.{self.name}.rows"
-        theirs = torch.index_select(self.weight, 0, here)
+        theirs = take_rows(self.weight, here)
         came = self._shards.fetch(wanted.dealt, theirs, asked, name, self.process_set)
-        if self.hot is None or not self._caches:
+        known = wanted.known
+        if self.hot is None or known is None:
             return came, here, asked
         rows = torch.empty(len(wanted.unique), self.dim, dtype=came.dtype)
-        rows[wanted.dealt.sorted(wanted.asked)] = came
-        rows[wanted.cached[0]] = self.hot.rows(wanted.cached[1])
-        self.hot.learn(wanted.unique, wanted.times, rows, wanted.asked, self._lookups)
+        rows[wanted.dealt.sorted(known.asked)] = came
+        rows[known.cached] = self.hot.rows(known.places)
+        self.hot.learn(wanted.unique, known.times, rows, known.asked, self._lookups)
         return rows, here, asked
 
     def give(self, wanted: _Wanted, grad: torch.Tensor, here: torch.Tensor, asked: torch.Tensor) -> None:
         """Sends gradients to the owners of rows, and updates the rows of this rank."""
         dealt, name = wanted.dealt, f"embedding.{self.name}.gradients"
-        if self._caches:
+        if wanted.known is not None:
             # Owners do not know yet of rows that were cached.
             dealt = self._shards.deal(wanted.unique * self._factor % self.rows)
             grad = dealt.sorted(grad)
@@ -244,7 +254,7 @@ class ShardedEmbedding(torch.nn.Module):
 
     def update(self, here: torch.Tensor, grad: torch.Tensor) -> None:
         """Updates rows of this rank by gradients that came in the order of ranks; each row once."""
-        rows, where = torch.unique(here, return_inverse=True)
+        rows, where = distinct(here)
         # One after the other, in the order of ranks: the same bits on every run.
         total = sum_rows(grad, where, len(rows))
         self.steps += 1
@@ -357,7 +367,7 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         ctx.where, ctx.count = where, len(rows)
-        return torch.index_select(rows, 0, where)
+        return take_rows(rows, where)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
