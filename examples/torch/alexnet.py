@@ -7,6 +7,11 @@ With a picture of the run (time per iteration, load of each rank, images per sec
 
     corro run -np 2 --record alexnet.corro python examples/torch/alexnet.py --image-size 64
     corro report alexnet.corro --html alexnet.html
+
+The same with parameter servers in place of allreduce, in rounds or with ranks that may be ahead of others:
+
+    corro run -np 2 python examples/torch/alexnet.py --mode ps
+    corro run -np 2 python examples/torch/alexnet.py --mode ps --staleness 3
 """
 
 from __future__ import annotations
@@ -17,6 +22,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import corro.torch as hvd
+
+# Of AlexNet's thousand, so many are there to be seen.
+CLASSES = 10
 
 
 def alexnet(classes: int = 1000) -> nn.Module:
@@ -35,19 +43,26 @@ def alexnet(classes: int = 1000) -> nn.Module:
 
 
 def main() -> None:
-    chosen = measuring.options(__doc__, batch_size=8, image_size=224)
+    chosen = measuring.options(__doc__, batch_size=8, image_size=224, modes=True)
     hvd.init()
+    # Every class looks different, in the same way on all ranks; which images a rank sees is its own.
+    patterns = torch.randn(CLASSES, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(hvd.rank())
     model = alexnet()
-    optimizer = measuring.distributed(model, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), chosen.fp16)
+    sgd = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    servers = {"mode": "ps", "staleness": chosen.staleness} if chosen.mode == "ps" else {}
+    optimizer = measuring.distributed(model, sgd, chosen.fp16, **servers)
 
-    def step() -> None:
+    def step() -> float:
         # New images each time, as from a data loader.
-        images = torch.randn(chosen.batch_size, 3, chosen.image_size, chosen.image_size)
-        labels = torch.randint(0, 1000, (chosen.batch_size,))
+        labels = torch.randint(0, CLASSES, (chosen.batch_size,))
+        images = F.interpolate(patterns[labels], chosen.image_size)
+        images += torch.randn_like(images)
         optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
         optimizer.step()
+        return loss.item()
 
     measuring.measure(step, chosen, each=True)
 
