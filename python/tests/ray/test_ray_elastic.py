@@ -233,18 +233,6 @@ job.run(lambda: ray_functions.train_elastically({str(tmp_path)!r}, 100000, 0.05,
     wait_until(lambda: not any(os.path.exists(f"/proc/{rank}") for rank in ranks), f"{ranks} are still there")
 
 
-def test_ray_starts_nodes_for_workers_that_wait(tmp_path: Path) -> None:
-    """A cluster of its own, of one node with room for one worker; Ray's autoscaler may start another."""
-    script = Path(__file__).with_name("autoscaled.py")
-    command = [sys.executable, str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "2 workers on 2 nodes at the end" in done.stdout
-    sizes = [step.size for step in steps(tmp_path) if step.rank == 0]
-    assert sizes[0] == 1, "the job began before there was room for all"
-    assert len({step.node for step in steps(tmp_path)}) == 2
-
-
 def wait_until(condition: Callable[[], bool], complaint: str) -> None:
     until = time.monotonic() + 120
     while not condition():
