@@ -61,8 +61,8 @@ fn fetch_ahead(table: &[u8], row_bytes: usize, number: Option<&i64>) {
 /// # Panics
 /// If `which` is not as long as `numbers`, or there are 2^32 - 1 of them or more.
 pub fn distinct(numbers: &[i64], which: &mut [i64]) -> Vec<i64> {
-    assert_eq!(numbers.len(), which.len(), "a place for each number");
     const FREE: u32 = u32::MAX;
+    assert_eq!(numbers.len(), which.len(), "a place for each number");
     assert!(numbers.len() < FREE as usize, "too many numbers");
     // Twice as many places as can be needed: a number is found where its hash says, or soon after. By its upper bits, which all
     // bits of the number have a part in.
