@@ -49,7 +49,7 @@ def main() -> None:
     patterns = torch.randn(CLASSES, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(hvd.rank())
     model = alexnet()
-    sgd = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    sgd = torch.optim.SGD(model.parameters(), 0.003, momentum=0.9)
     servers = {"mode": "ps", "staleness": chosen.staleness} if chosen.mode == "ps" else {}
     optimizer = measuring.distributed(model, sgd, chosen.fp16, **servers)
 

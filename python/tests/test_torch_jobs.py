@@ -29,10 +29,11 @@ def test_examples_run_and_no_check_has_anything_to_say(tmp_path: Path) -> None:
         "transformer.py --steps 20",
         f"synthetic_benchmark.py {QUICK}",
         f"alexnet.py {QUICK} --fp16",
+        f"alexnet.py {QUICK} --mode ps",
     ]
     job = run_job(2, sys.executable, str(script), str(ROOT / "examples" / "torch"), *examples)
     said = f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
     assert job.returncode == 0, said
-    assert job.stdout.count("images/s in all") == 2, said
+    assert job.stdout.count("images/s in all") == 3, said
     assert float(job.stdout.split("test accuracy ")[1].split("%")[0]) > 50, said
     assert "CORRO_CHECKS" not in job.stdout + job.stderr, said

@@ -12,7 +12,18 @@ _warned = False
 
 
 def configure(queue: Any) -> None:
-    """Where `log` sends to: a `ray.util.queue.Queue`, or anything else with `put`. Set by Corro in its workers."""
+    """Where `log` sends to: a `ray.util.queue.Queue`, or anything else with `put`. Set by Corro in its workers.
+
+    Example:
+        >>> import queue
+        >>> from corro.ray import ray_logger
+        >>> told = queue.Queue()
+        >>> ray_logger.configure(told)
+        >>> ray_logger.log({"loss": 0.5})
+        >>> told.get()
+        {'loss': 0.5}
+        >>> ray_logger.configure(None)
+    """
     global _queue
     _queue = queue
 

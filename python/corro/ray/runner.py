@@ -21,7 +21,13 @@ __all__ = ["Coordinator", "MiniSettings", "RayExecutor"]
 
 @dataclass
 class MiniSettings:
-    """What `RayExecutor.create_settings` gives. Names are Horovod's."""
+    """What `RayExecutor.create_settings` gives. Names are Horovod's.
+
+    Example:
+        >>> from corro.ray.runner import MiniSettings
+        >>> MiniSettings(timeout_s=60).verbose
+        1
+    """
 
     nics: set[str] | None = None
     verbose: int = 1

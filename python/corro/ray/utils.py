@@ -9,7 +9,13 @@ __all__ = ["detect_nics", "nics_to_env_var"]
 
 
 def detect_nics(settings: Any, all_host_names: Any = None, node_workers: Any = None) -> set[str]:
-    """The network interfaces that `settings` names. None is needed: ranks find a way to each other by themselves."""
+    """The network interfaces that `settings` names. None is needed: ranks find a way to each other by themselves.
+
+    Example:
+        >>> from corro.ray.runner import MiniSettings
+        >>> detect_nics(MiniSettings(nics={"eth0"}))
+        {'eth0'}
+    """
     return set(settings.nics or ())
 
 

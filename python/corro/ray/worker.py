@@ -46,6 +46,7 @@ class BaseHorovodWorker:
         return str(ray.get_runtime_context().get_node_id())
 
     def hostname(self) -> str:
+        """As the machine calls itself."""
         return socket.gethostname()
 
     def address(self) -> str:
