@@ -60,8 +60,8 @@ def main() -> None:
     rates = [0.01, 0.3] if options.quick else [0.001, 0.01, 0.1, 0.3, 1.0]
     with tempfile.TemporaryDirectory() as folder:
         tuner = tune.Tuner(
-            # One bundle for the trial itself, which only waits, and one for each worker.
-            tune.with_resources(trial, tune.PlacementGroupFactory([{"CPU": 0.001}] + [{"CPU": 1}] * WORKERS)),
+            # Nothing for the trial itself, which only waits, and a bundle for each worker.
+            tune.with_resources(trial, tune.PlacementGroupFactory([{}] + [{"CPU": 1}] * WORKERS)),
             param_space={"rate": tune.grid_search(rates), "epochs": 5 if options.quick else 20},
             run_config=tune.RunConfig(storage_path=folder),
         )
