@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -298,6 +299,16 @@ def mpich(ranks: int, scratch: Path) -> list[Launch]:
 
 def corro(ranks: int, _scratch: Path, binary: Path = CORRO) -> list[Launch]:
     return [Launch([str(corro_binary(binary)), "--ranks", str(ranks)])]
+
+
+def corro_ranks(hosts: Sequence[str], rendezvous: str, binary: Path = CORRO, flags: Sequence[str] = ()) -> list[Launch]:
+    """One process per rank, on hosts called so: those of one machine would take each other for the same host."""
+    secret = secrets.token_hex(32)
+    command = [str(corro_binary(binary)), "--size", str(len(hosts)), "--rendezvous", rendezvous, *flags]
+    return [
+        Launch([*command, "--rank", str(rank)], {"CORRO_SECRET": secret, "CORRO_HOSTNAME": host})
+        for rank, host in enumerate(hosts)
+    ]
 
 
 def corro_binary(binary: Path) -> Path:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import secrets
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,23 +30,10 @@ WAYS = {
 BARS = {"bytes": 1 / 180, "steps": 20.0, "loss": 1.02}
 
 
-def run(switch: Switch, hosts: int, options: list[str]) -> dict[str, Any]:
+def run(switch: Switch, options: list[str]) -> dict[str, Any]:
     """One training; what host 0 has sent in it, its start included."""
-    secret, before = secrets.token_hex(32), switch.sent_bytes(0)
-    ranks = []
-    for host in range(hosts):
-        env = [f"RANK={host}", f"WORLD_SIZE={hosts}", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "OMP_NUM_THREADS=1"]
-        env += [f"MASTER_ADDR={switch.address(0)}", "MASTER_PORT=47200"]
-        env += [f"CORRO_SECRET={secret}", f"CORRO_HOSTNAME=h{host}", "CORRO_TIMEOUT=300"]
-        argv = ["env", *env, sys.executable, str(EXAMPLE), "--json", *options]
-        ranks.append(subprocess.Popen(switch.command(host, argv), stdout=subprocess.PIPE, text=True))
-    try:
-        said = [rank.communicate(timeout=900)[0] for rank in ranks]
-        if any(rank.returncode for rank in ranks):
-            raise Unable(f"ranks failed: {[rank.returncode for rank in ranks]}")
-    finally:
-        for rank in ranks:
-            rank.kill()
+    before = switch.sent_bytes(0)
+    said = switch.ranks_on_each([str(EXAMPLE), "--json", *options], 900)
     result = json.loads(next(line for line in said[0].splitlines() if line.startswith("{")))
     return {**result, "wire_bytes": switch.sent_bytes(0) - before}
 
@@ -58,9 +43,9 @@ def leg(hosts: int, steps: int, seeds: int) -> dict[str, dict[str, float]]:
     with hosts_on_a_switch(hosts) as switch:
         switch.limit(next(limit for limit in LIMITS if limit.name == "25 Mbit/s"))
         # A start without steps: its bytes (parameters are broadcast) are not the training's.
-        start = run(switch, hosts, ["--steps", "0"])["wire_bytes"]
+        start = run(switch, ["--steps", "0"])["wire_bytes"]
         for way, options in WAYS.items():
-            runs = [run(switch, hosts, ["--steps", str(steps), "--seed", str(seed), *options]) for seed in range(seeds)]
+            runs = [run(switch, ["--steps", str(steps), "--seed", str(seed), *options]) for seed in range(seeds)]
             found[way] = {
                 "bytes": statistics.mean(one["wire_bytes"] - start for one in runs) / steps,
                 "steps": steps / statistics.median(one["seconds"] for one in runs),
@@ -91,15 +76,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=report.RESULTS)
     chosen = parser.parse_args()
-    print(report.machine_text(report.machine()))
-    record = {}
+    facts = report.machine()
+    print(report.machine_text(facts))
+    found: dict[str, dict[str, dict[str, float]]] = {}
     for hosts in map(int, chosen.hosts.split(",")):
         try:
-            record[hosts] = leg(hosts, chosen.steps, chosen.seeds)
+            found[f"{hosts} hosts"] = one = leg(hosts, chosen.steps, chosen.seeds)
         except Unable as error:
             print(f"diloco: skipped: {error}")
             return
-        print(table(hosts, record[hosts]), flush=True)
+        print(table(hosts, one), flush=True)
+    record = {"machine": facts, "steps": chosen.steps, "seeds": chosen.seeds, "found": found}
     print(f"\nwrote {report.write_json('diloco.json', record, chosen.out)}")
 
 

@@ -13,17 +13,16 @@ same hosts, before and after. Then, without a limit: how many steps 8 workers ma
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import secrets
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import report
-from contestants import CORRO, Unable
+from contestants import Contestant, Launch, Unable, corro_ranks
 from link import Limit
 from switch import Switch, hosts_on_a_switch
 
@@ -88,23 +87,16 @@ def exchange(binary: Path, switch: Switch, k: int) -> tuple[list[float], list[in
 
 def ring(switch: Switch) -> float:
     """Median seconds of an allreduce by our own ring, on the worker hosts."""
-    environment = [f"CORRO_SECRET={secrets.token_hex(32)}", "CORRO_ALGORITHM=ring"]
-    ranks: list[subprocess.Popen[str]] = []
+    hosts = [f"h{host}" for host in range(WORKERS)]
+    ranks = [
+        Launch(switch.command(host, rank.argv), {**rank.env, "CORRO_ALGORITHM": "ring"})
+        for host, rank in enumerate(corro_ranks(hosts, f"{switch.address(0)}:{PORT + 1}"))
+    ]
+    contestant = Contestant("our ring", ranks, Path(tempfile.mkdtemp(prefix="corro-bench-")))
     try:
-        for host in range(WORKERS):
-            words = ["--rank", str(host), "--size", str(WORKERS), "--rendezvous", f"{switch.address(0)}:{PORT + 1}"]
-            argv = switch.command(host, ["env", *environment, f"CORRO_HOSTNAME=h{host}", str(CORRO), *words])
-            ranks.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        first = ranks[0]
-        assert first.stdin is not None and first.stdout is not None
-        assert "ready" in first.stdout.readline(), "the ring did not begin"
-        first.stdin.write(f"allreduce {BYTES} {ROUNDS - 1} 1\n")
-        first.stdin.flush()
-        return float(json.loads(first.stdout.readline())["median_us"]) / 1e6
+        return contestant.ask(f"allreduce {BYTES} {ROUNDS - 1} 1", 300)["median_us"] / 1e6
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+        contestant.close()
 
 
 def hiccups(binary: Path, bound: str, workers: int = 8, steps: int = 100, milliseconds: int = 10) -> float:

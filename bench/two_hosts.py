@@ -9,7 +9,6 @@ says so and ends well where they are missing. Run it with .venv-bench/bin/python
 from __future__ import annotations
 
 import argparse
-import secrets
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -59,16 +58,10 @@ def gloo(link: Link, size: int, scratch: Path) -> list[Launch]:
 
 
 def corro(link: Link, size: int, binary: Path, port: int, tls: bool) -> list[Launch]:
-    """One process per rank. Namespaces share hostname and /dev/shm, so each rank is told the name of its host."""
-    contestants.corro_binary(binary)
-    secret = secrets.token_hex(32)
-    launches = []
-    for rank in range(size):
-        end = host_of(rank, size)
-        place = ["--rank", str(rank), "--size", str(size), "--rendezvous", f"{ADDRESSES['a']}:{port}"]
-        argv = [str(binary), *place, *(["--tls"] if tls else [])]
-        launches.append(Launch(link.command(end, argv), {"CORRO_SECRET": secret, "CORRO_HOSTNAME": f"corro-{end}"}))
-    return launches
+    ends = [host_of(rank, size) for rank in range(size)]
+    names, rendezvous = [f"corro-{end}" for end in ends], f"{ADDRESSES['a']}:{port}"
+    ranks = contestants.corro_ranks(names, rendezvous, binary, ["--tls"] if tls else [])
+    return [Launch(link.command(end, rank.argv), rank.env) for end, rank in zip(ends, ranks, strict=True)]
 
 
 def entries_for(link: Link, chosen: argparse.Namespace, stack: ExitStack, problems: dict[str, str]) -> list[Entry]:

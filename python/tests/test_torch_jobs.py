@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -37,3 +38,25 @@ def test_examples_run_and_no_check_has_anything_to_say(tmp_path: Path) -> None:
     assert job.stdout.count("images/s in all") == 3, said
     assert float(job.stdout.split("test accuracy ")[1].split("%")[0]) > 50, said
     assert "CORRO_CHECKS" not in job.stdout + job.stderr, said
+
+
+def test_examples_of_fewer_bytes(tmp_path: Path) -> None:
+    script = tmp_path / "examples.py"
+    script.write_text(EXAMPLES)
+    examples = [
+        "fewer_bytes.py --task manual --steps 2 --compression int8",
+        "slow_line.py --steps 40 --width 128 --every 20",
+    ]
+    folder = str(ROOT / "examples" / "torch")
+    job = run_job(2, sys.executable, str(script), folder, *examples, CORRO_COMPRESS_INSIDE="1")
+    said = f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
+    assert job.returncode == 0, said
+    assert "sync, int8: test loss" in job.stdout, said
+    assert 'compression="auto": ' in job.stdout + job.stderr, said
+    line = r"^(\S+) .* (\S+) kB sent a step   test loss (\S+)$"
+    found = {way: (float(sent), float(loss)) for way, sent, loss in re.findall(line, job.stdout, re.MULTILINE)}
+    assert list(found) == ["none", "auto", "int8", "DiLoCo"], said
+    # Chance is 2.3.
+    assert all(loss < 2 for _, loss in found.values()), found
+    assert 3.5 < found["none"][0] / found["int8"][0] < 4, found
+    assert 3.5 < found["none"][0] / found["DiLoCo"][0] / 20 < 4, found
