@@ -147,10 +147,11 @@ aarch64: wheel-aarch64 ## that wheel and the NEON kernels, tested under qemu-use
 docs: ## the documentation site, into docs/_build/html
 	scripts/docs
 
-versions: wheel ## the same wheel with an old torch, an old TensorFlow and an old JAX, and with Python 3.12 where there is one
+versions: wheel ## the same wheel with an old torch, an old TensorFlow, an old JAX and an old Spark (needs Java 17), and with Python 3.12 where there is one
 	scripts/python_test old
 	scripts/python_test tf-old
 	scripts/python_test jax-old
+	scripts/python_test spark-old
 	scripts/python_test 312
 
 deep: fuzz sanitize audit sdist ## longer: fuzzing, sanitizers, source packages, whole products, races, jobs that fail in all ways, GPU kernels compiled again, and Miri where a nightly toolchain is installed

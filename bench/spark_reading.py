@@ -1,16 +1,24 @@
-"""How fast ranks read rows: a million rows of 100 floats in Parquet files, as batches of torch tensors.
+#!/usr/bin/env python3
+"""How fast a rank reads rows: a million rows of 100 floats in Parquet files, as batches of torch tensors.
 
-    .venv-test-spark/bin/python bench/spark_reading.py [rows]
+    .venv-test-spark/bin/python bench/spark_reading.py [--rows 1000000] [--rounds 3]
 
-Beside Corro's data module: an `IterableDataset` that decodes rows one by one out of pandas, as Petastorm does, in torch's `DataLoader`.
-Both read the same files in one process and in turn; the rate is rows a second, the best of three.
+Beside Corro's data module: an `IterableDataset` that decodes rows one by one out of pandas, as Petastorm does, in torch's
+`DataLoader`. Both read the same files, in the order of the files, in one process and in turn; Corro is measured a second time
+with its rows in another order, as trainings have them. Who begins changes from round to round. One JSON line a round; the
+last one has the medians, and how many times as fast as the peer Corro was in each round.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import glob
+import json
+import os
+import statistics
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,67 +27,74 @@ import torch
 
 from corro.spark.common.datamodule import ParquetDataModule
 
-COLUMNS, BATCH = 100, 1024
+COLUMNS, BATCH, FILES = 100, 1024, 8
+PEER = "rows of pandas"
 
 
 def write(folder: str, rows: int) -> None:
     chance = np.random.default_rng(0)
-    for part in range(8):
-        count = rows // 8
-        features = pa.FixedSizeListArray.from_arrays(pa.array(chance.random(count * COLUMNS, np.float32)), COLUMNS)
-        ids = pa.array(np.arange(part * count, (part + 1) * count))
-        table = pa.table({"id": ids, "x": features.cast(pa.list_(pa.float32()))})
-        pq.write_table(table, f"{folder}/part-{part}.parquet", row_group_size=16_384)
+    for part, ids in enumerate(np.array_split(np.arange(rows), FILES)):
+        floats = pa.array(chance.random(len(ids) * COLUMNS, np.float32))
+        features = pa.FixedSizeListArray.from_arrays(floats, COLUMNS).cast(pa.list_(pa.float32()))
+        pq.write_table(pa.table({"id": ids, "x": features}), f"{folder}/part-{part}.parquet", row_group_size=16_384)
 
 
-def corro(folder: str) -> tuple[int, float]:
-    with ParquetDataModule(folder, "", has_val=False, train_batch_size=BATCH) as data:
-        ids, total = [], 0.0
+def corro(folder: str, shuffle: bool) -> Any:
+    with ParquetDataModule(folder, "", has_val=False, train_batch_size=BATCH, shuffle=shuffle) as data:
         for batch in data.train_data():
-            x = torch.from_numpy(batch["x"])
-            total += float(x[0, 0])
-            ids.append(batch["id"])
-    seen = np.concatenate(ids)
-    assert len(np.unique(seen)) == len(seen)
-    return len(seen), total
+            yield batch["id"], torch.from_numpy(batch["x"])
 
 
 class Rows(torch.utils.data.IterableDataset):
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
-    def __iter__(self):
-        import glob
-
+    def __iter__(self) -> Any:
         for path in sorted(glob.glob(f"{self.folder}/*.parquet")):
             file = pq.ParquetFile(path)
             for group in range(file.num_row_groups):
-                frame = file.read_row_group(group).to_pandas()
-                for row in frame.itertuples(index=False):
+                for row in file.read_row_group(group).to_pandas().itertuples(index=False):
                     yield row.id, torch.from_numpy(np.array(row.x))
 
 
-def rows_of_pandas(folder: str) -> tuple[int, float]:
-    count, total = 0, 0.0
-    for ids, x in torch.utils.data.DataLoader(Rows(folder), batch_size=BATCH):
-        count += len(ids)
-        total += float(x[0, 0])
-    return count, total
+def rate(batches: Any, rows: int) -> float:
+    """Rows a second. Every row must come once, with all of its numbers."""
+    seen = np.zeros(rows, bool)
+    began = time.perf_counter()
+    for ids, x in batches:
+        assert x.shape == (len(ids), COLUMNS)
+        seen[np.asarray(ids)] = True
+    took = time.perf_counter() - began
+    assert seen.all(), "rows are missing"
+    return rows / took
 
 
 def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        write(folder, rows)
-        best: dict[str, float] = {}
-        for _ in range(3):
-            for name, read in (("corro", corro), ("rows of pandas", rows_of_pandas)):
-                begin = time.perf_counter()
-                count, _ = read(folder)
-                best[name] = max(best.get(name, 0.0), count / (time.perf_counter() - begin))
-    for name, rate in best.items():
-        print(f"{name:16} {rate:12,.0f} rows/s")
-    print(f"ratio            {best['corro'] / best['rows of pandas']:12.1f}")
+        write(folder, options.rows)
+        readers = {
+            "corro": lambda: corro(folder, shuffle=False),
+            PEER: lambda: torch.utils.data.DataLoader(Rows(folder), batch_size=BATCH),
+            "corro, shuffled": lambda: corro(folder, shuffle=True),
+        }
+        found: dict[str, list[float]] = {name: [] for name in readers}
+        names = list(readers)
+        for number in range(options.rounds):
+            for name in names[number % 3 :] + names[: number % 3]:
+                found[name].append(rate(readers[name](), options.rows))
+            one = {name: round(rates[-1]) for name, rates in found.items()}
+            print(json.dumps({"round": number, "rows/s": one, "load": os.getloadavg()[0]}), flush=True)
+    medians = {name: round(statistics.median(rates)) for name, rates in found.items()}
+    ratios = {
+        name: [round(ours / theirs, 1) for ours, theirs in zip(rates, found[PEER], strict=True)]
+        for name, rates in found.items()
+        if name != PEER
+    }
+    print(json.dumps({"rows": options.rows, "median rows/s": medians, "times the peer": ratios}))
 
 
 if __name__ == "__main__":

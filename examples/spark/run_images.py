@@ -1,4 +1,4 @@
-"""Trains a small network of PyTorch's by a loop of your own in Spark's tasks.
+"""Trains a small network of PyTorch's by a loop of your own in Spark's tasks; with --elastic, on as many as come and go.
 
     python examples/spark/run_images.py --num-proc 2 --master 'local-cluster[2,1,1024]'
 
@@ -64,10 +64,15 @@ def main() -> None:
     parser.add_argument("--master", help="where Spark runs")
     parser.add_argument("--num-proc", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--elastic", action="store_true", help="go on when executors are lost")
     options = parser.parse_args()
     builder = SparkSession.builder.appName("corro: images, run")
     spark = (builder.master(options.master) if options.master else builder).getOrCreate()
-    accuracies = corro.spark.run(train, (*made_images.images(2500), options.epochs), num_proc=options.num_proc)
+    args = (*made_images.images(2500), options.epochs)
+    if options.elastic:
+        accuracies = corro.spark.run_elastic(train, args, num_proc=options.num_proc, min_num_proc=1)
+    else:
+        accuracies = corro.spark.run(train, args, num_proc=options.num_proc)
     print(f"ranks {len(accuracies)}   test accuracy {accuracies[0]:.2%}")
     spark.stop()
 

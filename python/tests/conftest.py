@@ -46,6 +46,7 @@ collect_ignore_glob = {
         "*test_spark_estimators.py",
         "*test_spark_stores.py",
         "*test_spark_examples.py",
+        "*test_spark_connect.py",
         "*test_spark_service.py",
     ],
     "ray": [],

@@ -154,13 +154,22 @@ def _reason(error: Exception) -> str:
 
 def active_context() -> Any:
     """The running SparkContext."""
+    from pyspark.sql.utils import is_remote
+
+    # Not even where its server runs in this process: Spark's own parts here then speak to the server alone.
+    if is_remote():
+        raise RuntimeError(
+            "Could not find an active SparkContext: this program is a client of Spark Connect, which has none, and "
+            "executors can't reach it. Run it as a classic driver in place of that: by spark-submit, or with "
+            "SparkSession.builder.master(...) and without SPARK_REMOTE."
+        )
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
     if context is None:
-        raise Exception(
+        raise RuntimeError(
             "Could not find an active SparkContext: corro.spark runs in a Spark application. Make a SparkSession first "
-            "(SparkSession.builder.getOrCreate()). Spark Connect has no SparkContext: run this on the cluster's side."
+            "(SparkSession.builder.getOrCreate())."
         )
     return context
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,11 @@ import pytest
 # Executors import the functions of the tests by their modules' names.
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
+
+
+def modules() -> str:
+    """Where other processes look for modules: those of the tests among them."""
+    return os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
 
 
 def settings() -> dict[str, str]:
@@ -24,7 +31,7 @@ def settings() -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.executor.memory": "512m",
-        "spark.executorEnv.PYTHONPATH": os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]),
+        "spark.executorEnv.PYTHONPATH": modules(),
         "spark.sql.shuffle.partitions": "3",
         "spark.default.parallelism": "3",
     }
@@ -39,6 +46,15 @@ def submit_arguments(master: str) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_SUBMIT_ARGS": shlex.join(["--master", master, *words, "pyspark-shell"]),
     }
+
+
+def wait_for_line(log: Path, pattern: str) -> str:
+    """What a server says of itself in its log: the pattern's last group, or all of it."""
+    until = time.monotonic() + 150
+    while (found := re.search(pattern, log.read_text())) is None:
+        assert time.monotonic() < until, log.read_text()[-5000:]
+        time.sleep(0.2)
+    return found.group(found.lastindex or 0)
 
 
 def session(master: str, **more: str) -> Any:

@@ -14,7 +14,7 @@ import pytest
 
 from corro.spark.common._columns import to_numpy
 from corro.spark.common._reader import BatchReader, find_pieces
-from corro.spark.common.datamodule import DataModule, ParquetDataModule, PetastormDataModule
+from corro.spark.common.datamodule import DataModule, NVTabularDataModule, ParquetDataModule, PetastormDataModule
 from corro.spark.common.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
 
 
@@ -159,6 +159,8 @@ def test_paths_and_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no path of DBFS"):
         DBFSLocalStore("/tmp/x")
     assert PetastormDataModule is ParquetDataModule
+    with pytest.warns(UserWarning, match="not by NVTabular"):
+        assert isinstance(NVTabularDataModule("train", "val"), ParquetDataModule)
     assert issubclass(ParquetDataModule, DataModule)
 
 

@@ -115,11 +115,13 @@ def test_horovods_names() -> None:
     import horovod.spark.common.estimator
     import horovod.spark.common.params
     import horovod.spark.common.util
-    import horovod.spark.keras
+    import horovod.spark.keras.datamodule
     import horovod.spark.lightning
-    import horovod.spark.torch
+    import horovod.spark.torch.datamodule
 
     assert horovod.spark.torch.TorchEstimator is corro.spark.torch.TorchEstimator
+    for module in (horovod.spark.keras.datamodule, horovod.spark.torch.datamodule):
+        assert issubclass(module.NVTabularDataModule, module.PetastormDataModule)
     for kind in (horovod.spark.torch.TorchEstimator, horovod.spark.keras.KerasEstimator):
         estimator = kind()
         assert (estimator.getBatchSize(), estimator.getPartitionsPerProcess(), estimator.getEpochs()) == (32, 10, 1)

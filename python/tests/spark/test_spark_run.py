@@ -72,22 +72,32 @@ def test_an_exception_names_its_rank_and_is_the_cause(spark: Any) -> None:
     assert corro.spark.run(functions.add_up, num_proc=3)[2]["sum"] == 3.0
 
 
-def test_too_few_slots_are_told_with_who_holds_them(spark: Any) -> None:
+def test_too_few_slots_are_told_with_who_holds_them(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(
         TimeoutException, match=r"not started 5 tasks within 3 s; this application has 3 slots, of which 3"
     ):
         corro.spark.run(functions.add_up, num_proc=5, start_timeout=3)
 
+    enough = tmp_path / "enough"
+
     def hold(rows: Any) -> Any:
-        time.sleep(12)
+        until = time.monotonic() + 100
+        while not enough.exists() and time.monotonic() < until:
+            time.sleep(0.1)
         return rows
 
     other = threading.Thread(target=lambda: spark.sparkContext.parallelize(range(2), 2).mapPartitions(hold).collect())
     other.start()
     try:
+        tracker = spark.sparkContext.statusTracker()
+        until = time.monotonic() + 60
+        while sum(tracker.getStageInfo(stage).numActiveTasks for stage in tracker.getActiveStageIds()) < 2:
+            assert time.monotonic() < until, "the other job has not begun"
+            time.sleep(0.1)
         with pytest.raises(TimeoutException, match=r"has 3 slots, of which 1 are free: stage \d+ .* holds 2"):
             corro.spark.run(functions.add_up, num_proc=3, start_timeout=4)
     finally:
+        enough.touch()
         other.join()
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import HERE, settings
+from conftest import modules, settings, wait_for_line
 
 # Most of it is the start of an executor, which takes minutes on a machine that is busy.
 pytestmark = pytest.mark.timeout(900)
@@ -52,7 +50,7 @@ def master(tmp_path: Path) -> Iterator[str]:
 
     try:
         log = start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        url = _wait_for(log, r"(spark://127\.0\.0\.1:\d+)")
+        url = wait_for_line(log, r"(spark://127\.0\.0\.1:\d+)")
         for number in (4, 5):
             find = gpu.with_name(f"gpu{number}")
             find.write_text(f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": ["{number}"]}}\'\n', encoding="utf-8")
@@ -60,20 +58,12 @@ def master(tmp_path: Path) -> Iterator[str]:
             options = f"-Dspark.worker.resource.gpu.amount=1 -Dspark.worker.resource.gpu.discoveryScript={find}"
             words = ("--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g", url)
             log = start(f"worker.Worker-{number}", *words, SPARK_WORKER_OPTS=options, SPARK_WORKER_DIR=str(tmp_path))
-            _wait_for(log, r"Successfully registered with master")
+            wait_for_line(log, r"Successfully registered with master")
         yield url
     finally:
         for process in processes:
             process.kill()
             process.wait()
-
-
-def _wait_for(log: Path, pattern: str) -> str:
-    until = time.monotonic() + 150
-    while (found := re.search(pattern, log.read_text())) is None:
-        assert time.monotonic() < until, log.read_text()
-        time.sleep(0.2)
-    return found.group(found.lastindex or 0)
 
 
 def test_a_program_on_a_standing_cluster(master: str, tmp_path: Path) -> None:
@@ -86,7 +76,7 @@ def test_a_program_on_a_standing_cluster(master: str, tmp_path: Path) -> None:
         **os.environ,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": modules(),
     }
     command = [submit, "--master", master, *words, str(program)]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import spark_models as models
 from estimator_checks import check_history, check_predictions, common
 
 from corro.spark.common._prepare import prepare
+from corro.spark.common.backend import SparkBackend
 from corro.spark.common.store import Store
 
 # Most of it is the import of frameworks, by every process anew.
@@ -22,8 +24,11 @@ def test_torch_with_weights_validation_metrics_and_resume(spark: Any, rows: Any,
 
     model, optimizer = models.torch_line()
     given = common(tmp_path, metrics=[models.largest_output], run_id="first", callbacks=[models.Noting(str(tmp_path))])
+    said = io.StringIO()
+    given |= {"num_proc": None, "backend": SparkBackend(2, page=True, stdout=said, stderr=said)}
     estimator = TorchEstimator(model=model, optimizer=optimizer, loss=models.torch_loss(), **given)
     trained = estimator.fit(rows)
+    assert "watch this job at http://127.0.0.1:" in said.getvalue()
     check_history(trained.getHistory())
     check_predictions(trained, rows)
     assert len(trained.getHistory()["largest_output"]) == 12

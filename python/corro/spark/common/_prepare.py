@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corro.spark._spark_job import active_context
 from corro.spark.common.store import FilesystemStore
 from corro.spark.common.util import check_validation
 
@@ -53,7 +52,6 @@ def prepare(
     seed: int | None,
 ) -> Prepared:
     """Writes the columns of a DataFrame. `validation` is a share of the rows, chosen at random, or a column that says it."""
-    active_context()  # a client of Spark Connect has none, and is told so before anything runs
     _check_columns(frame, columns)
     held_out = _held_out(frame, validation)
     key = (tuple(columns), validation, store.get_train_data_path(), store.get_val_data_path(), seed)
@@ -90,11 +88,9 @@ def _write(
     idx = _free_number(store)
     train, val = store.get_train_data_path(idx), store.get_val_data_path(idx)
     chosen = _plain(frame, [*columns, *([held_out] if isinstance(held_out, str) else [])])
-    if chosen.rdd.getNumPartitions() > partitions:
-        chosen = chosen.coalesce(partitions)
     write = _writer(store, train, val, held_out, seed)
     with _described(frame, f"corro: rows of an estimator to {train}"):
-        written = chosen.mapInArrow(write, "path string, rows long, validation boolean").collect()
+        written = chosen.coalesce(partitions).mapInArrow(write, "path string, rows long, validation boolean").collect()
     _wait_until_seen(store, (train, val), {row.path for row in written})
     for folder in (train, val):
         _keep_only(store, folder, {row.path for row in written})
@@ -109,6 +105,11 @@ def _write(
 @contextmanager
 def _described(frame: Any, text: str) -> Iterator[None]:
     """What Spark's pages say of the jobs inside, unless the user has said something himself."""
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():  # a client of Spark Connect can't describe its jobs
+        yield
+        return
     context = frame.sparkSession.sparkContext
     own = context.getLocalProperty("spark.job.description")
     if own is None:

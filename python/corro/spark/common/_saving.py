@@ -9,6 +9,7 @@ import base64
 from typing import Any
 
 import cloudpickle
+import pyspark
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
 __all__ = ["Saved"]
@@ -62,8 +63,7 @@ class _Writer(MLWriter):
     def saveImpl(self, path: str) -> None:  # noqa: N802 - Spark's way to name it
         content = base64.b64encode(cloudpickle.dumps(self._instance._packed(_values(self._instance)))).decode()
         extra = {"corro": content}
-        # Of Spark 3.5 on; only 4 would take the session, too.
-        DefaultParamsWriter.saveMetadata(self._instance, path, self.sc, extraMetadata=extra, paramMap={})
+        DefaultParamsWriter.saveMetadata(self._instance, path, _access(self), extraMetadata=extra, paramMap={})
 
 
 class _Reader(MLReader):
@@ -72,6 +72,11 @@ class _Reader(MLReader):
         self._cls = cls
 
     def load(self, path: str) -> Any:
-        metadata = DefaultParamsReader.loadMetadata(path, self.sc)
+        metadata = DefaultParamsReader.loadMetadata(path, _access(self))
         values = cloudpickle.loads(base64.b64decode(metadata["corro"]))
         return _made(self._cls, metadata["uid"], values)
+
+
+def _access(by: MLReader | MLWriter) -> Any:
+    """By what Spark reads and writes. Clients of Spark Connect have no more than a session; Spark 3.5 wants its context."""
+    return by.sc if pyspark.__version__.startswith("3.") else by.sparkSession

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-__all__ = ["DataModule", "ParquetDataModule", "PetastormDataModule"]
+__all__ = ["DataModule", "NVTabularDataModule", "ParquetDataModule", "PetastormDataModule"]
 
 
 class DataModule:
@@ -129,3 +130,29 @@ class ParquetDataModule(DataModule):
 
 # Horovod's default reads by Petastorm, which today's pyarrow has no place for. Same duty, same name.
 PetastormDataModule = ParquetDataModule
+
+
+class NVTabularDataModule(ParquetDataModule):
+    """Takes the place of the one that reads by NVIDIA's NVTabular, straight into the memory of GPUs.
+
+    NVTabular's last release is of 2023. This reads the same rows as `ParquetDataModule`, through the memory of
+    the host, and warns of that.
+
+    Example:
+        >>> import warnings
+        >>> from corro.spark.common.datamodule import NVTabularDataModule
+        >>> with warnings.catch_warnings(record=True) as told:
+        ...     warnings.simplefilter("always")
+        ...     data = NVTabularDataModule("train", "val")
+        >>> "not by NVTabular" in str(told[0].message)
+        True
+    """
+
+    short_name = "nvtabular"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        warnings.warn(
+            "NVTabularDataModule reads as ParquetDataModule does, not by NVTabular: rows come through the host's memory.",
+            stacklevel=2,
+        )

@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.ml import Estimator, Model
 
+from corro.spark._spark_job import active_context
 from corro.spark.common._prepare import prepare
 from corro.spark.common._saving import Saved
 from corro.spark.common._sizes import check_sizes, column_sizes
@@ -47,7 +48,10 @@ class HorovodEstimator(Estimator, EstimatorParams, Saved):
         store = self._ask("store")
         weight = self._ask("sample_weight_col")
         columns = [*self._ask("feature_cols"), *self._ask("label_cols"), *([weight] if weight else [])]
-        partitions = self._backend().num_processes() * int(self._ask("partitions_per_process"))
+        backend = self._backend()
+        if isinstance(backend, SparkBackend):
+            active_context()  # whoever has none is told so before rows are written
+        partitions = backend.num_processes() * int(self._ask("partitions_per_process"))
         # A transformation may look at columns that the model does not see.
         if self._ask("transformation_fn") is not None:
             columns = [name for name in dataset.columns if name != self._ask("validation")]

@@ -9,7 +9,6 @@ Python program. The driver writes CONFIGFILE, with which trainings find the work
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 from types import FrameType
@@ -17,6 +16,7 @@ from types import FrameType
 from corro import spark
 from corro.spark._spark_job import active_context, driver_address
 from corro.tensorflow.data.compute_service import ComputeService, TfDataServiceConfig, compute_worker_fn
+from corro.tensorflow.data.compute_worker import _by_command_line
 
 __all__ = ["main", "serve"]
 
@@ -80,15 +80,4 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("configfile", metavar="CONFIGFILE", help="the file that trainings read")
-    parser.add_argument("--dispatchers", type=int, default=1, help="how many dispatchers (default: %(default)s)")
-    parser.add_argument(
-        "--dispatcher-side",
-        default="compute",
-        choices=["compute", "training"],
-        help="where dispatchers run (default: %(default)s)",
-    )
-    parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for others (default: %(default)s)")
-    chosen = parser.parse_args()
-    main(chosen.dispatchers, chosen.dispatcher_side, chosen.configfile, chosen.timeout)
+    _by_command_line(main, __doc__)

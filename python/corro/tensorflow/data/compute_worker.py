@@ -6,6 +6,7 @@ The first rank writes CONFIGFILE, with which trainings find the workers.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from corro._front import basics
 from corro._front.objects import broadcast_object
@@ -32,8 +33,9 @@ def main(
     compute_worker_fn(found)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _by_command_line(main: Callable[..., None], about: str | None) -> None:
+    """Calls `main` with what the command line says. Workers on Spark take the same words."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configfile", metavar="CONFIGFILE", help="the file that trainings read")
     parser.add_argument("--dispatchers", type=int, default=1, help="how many dispatchers (default: %(default)s)")
     parser.add_argument(
@@ -43,5 +45,8 @@ if __name__ == "__main__":
         help="where dispatchers run (default: %(default)s)",
     )
     parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for others (default: %(default)s)")
-    chosen = parser.parse_args()
-    main(chosen.dispatchers, chosen.dispatcher_side, chosen.configfile, chosen.timeout)
+    main(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    _by_command_line(main, __doc__)
