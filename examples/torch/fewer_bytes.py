@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 import warnings
+from collections.abc import Callable
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -91,7 +92,7 @@ def manual(batch_size: int) -> Letters:
     return Letters(batch_size, "\n\n".join(dict.fromkeys(paragraphs)), held_out=0.1)
 
 
-TASKS = {"digits": Digits, "manual": manual, "sonnets": sonnets}
+TASKS: dict[str, Callable[[int], Digits | Letters]] = {"digits": Digits, "manual": manual, "sonnets": sonnets}
 
 
 def parse() -> argparse.Namespace:
