@@ -16,10 +16,14 @@ pub struct Tensor {
     pub prescaled: bool,
     /// Why this member can't have the result, although all take part.
     pub refused: Option<Box<Error>>,
+    /// What was asked for where the place in `output` was made here. A batch that was withdrawn may come again with a result
+    /// of another size, if others bring more or fewer rows; it needs another place then.
+    asked: Option<Output>,
 }
 
-/// Makes room for a result of this shape.
-pub type Allocate = Box<dyn FnOnce(&Shape) -> Result<Memory> + Send>;
+/// Makes room for a result of this shape. May be called again, if the result turns out to have another one: what it gave
+/// before is of no use then.
+pub type Allocate = Box<dyn FnMut(&Shape) -> Result<Memory> + Send>;
 
 /// Where a result goes.
 #[derive(Default)]
@@ -48,7 +52,7 @@ impl std::fmt::Debug for Output {
 impl Tensor {
     /// One that nothing was done with yet.
     pub fn new(input: Option<Memory>, output: Output) -> Self {
-        Self { input, output, prescaled: false, refused: None }
+        Self { input, output, prescaled: false, refused: None, asked: None }
     }
 
     /// Whether any of its memory is a GPU's.
@@ -74,10 +78,19 @@ impl Tensor {
         own: impl FnOnce(usize) -> Result<Memory>,
     ) -> Result<()> {
         let bytes = shape.bytes(dtype)?;
-        let given = match std::mem::take(&mut self.output) {
+        let wanted = match std::mem::take(&mut self.output) {
+            Output::InPlace(memory) if memory.len() != bytes => self.asked.take().unwrap_or(Output::InPlace(memory)),
+            other => other,
+        };
+        let given = match wanted {
             Output::InPlace(memory) => Ok(memory),
-            Output::Allocate(allocate) => allocate(shape),
+            Output::Allocate(mut allocate) => {
+                let given = allocate(shape);
+                self.asked = Some(Output::Allocate(allocate));
+                given
+            }
             Output::None => {
+                self.asked = Some(Output::None);
                 self.output = Output::InPlace(own(bytes)?);
                 return Ok(());
             }

@@ -85,6 +85,23 @@ fn a_rank_that_finds_no_room_for_a_result_fails_alone() {
     }
 }
 
+/// The rank whose rows have not changed follows the plan, is called back from it, and then gets another number of rows.
+#[test]
+fn a_gather_leaves_the_plan_when_one_rank_brings_other_rows() {
+    on_ranks(2, |engine| {
+        let me = engine.rank().index();
+        for step in 0..60 {
+            let rows = |rank: usize| if step % 20 == 19 && rank == (step / 20) % 2 { 3 } else { 4 };
+            let gather = of("g", Kind::Allgather, &[rows(me)], &vec![me as f32; rows(me)]);
+            let room: Allocate = Box::new(|shape: &Shape| Ok(vec![0; shape.bytes(DType::F32)?].into()));
+            let output = if step < 40 { Output::None } else { Output::Allocate(room) };
+            let all = numbers(engine.run(Submission { output, ..gather }).unwrap());
+            let expected: Vec<f32> = (0..2).flat_map(|rank| vec![rank as f32; rows(rank)]).collect();
+            assert_eq!(all, expected, "step {step}");
+        }
+    });
+}
+
 /// The nearest bfloat16, ties to even.
 fn bf16(x: f32) -> f32 {
     let bits = x.to_bits();

@@ -177,25 +177,22 @@ impl Kernel {
                     (input, Output::InPlace(memory(output)))
                 }
             }
-            _ => {
-                let allocate = move |shape: &Shape| {
-                    let bytes = shape.bytes(dtype)?;
-                    let own = output_memory::place(call, i, number, &shape.0, bytes);
-                    let output = own.and_then(|own| own.map_or_else(|| call.allocate(i, number, &shape.0), Ok));
-                    output.map(memory).map_err(|failure| Error::io("output", failure.text))
-                };
-                (Some(memory(input)), Output::Allocate(Box::new(allocate)))
-            }
+            // How many rows come is known for sure only when they are there: TensorFlow takes an output once.
+            _ => (Some(memory(input)), Output::Allocate(Box::new(move |shape| Ok(output_memory::room(shape.bytes(dtype)?))))),
         };
         Ok(Submission { set, name, kind, dtype, shape: Shape(dims), device: Device::Cpu, input, output })
     }
 
     /// Gives TensorFlow what is not a tensor that the engine has written.
-    pub(super) fn finish(&self, call: Call, outcome: &Outcome) -> Answer<()> {
+    pub(super) fn finish(&self, call: Call, i: usize, outcome: Outcome) -> Answer<()> {
         match self.op {
             Op::Alltoall => {
                 let received: Vec<i32> = outcome.received_splits.iter().map(|rows| *rows as i32).collect();
-                call.put_int32s(1, &[received.len()], &received)
+                call.put_int32s(1, &[received.len()], &received)?;
+                output_memory::give(call, i, call.input(i)?.dtype(), outcome)
+            }
+            Op::Allgather | Op::GroupedAllgather | Op::Reducescatter | Op::GroupedReducescatter => {
+                output_memory::give(call, i, call.input(i)?.dtype(), outcome)
             }
             Op::Join => call.put_int32s(0, &[], &[outcome.last_joined.map_or(0, Rank::index) as i32]),
             _ => Ok(()),

@@ -24,21 +24,22 @@ use crate::running;
 /// is fastest in the hands of the one who waits.
 fn run_here(kernel: &Kernel, call: Call) -> Answer<()> {
     let engine = engine()?;
-    let outcome = if kernel.op == Op::Join {
-        engine.join()?.wait()?
+    let outcomes = if kernel.op == Op::Join {
+        vec![engine.join()?.wait()?]
     } else {
         let mut submissions = kernel.submissions(call)?;
         match submissions.pop() {
-            Some(only) if submissions.is_empty() => engine.run(only)?,
+            Some(only) if submissions.is_empty() => vec![engine.run(only)?],
             last => {
                 submissions.extend(last);
                 let tickets = engine.submit_group(submissions)?;
-                let outcomes: Vec<_> = tickets.into_iter().map(Ticket::wait).collect();
-                outcomes.into_iter().collect::<Result<Vec<_>, _>>()?.pop().unwrap_or_default()
+                // All have ended, also if one has failed: TensorFlow takes back what they use.
+                let ended: Vec<_> = tickets.into_iter().map(Ticket::wait).collect();
+                ended.into_iter().collect::<Result<Vec<_>, _>>()?
             }
         }
     };
-    kernel.finish(call, &outcome)
+    outcomes.into_iter().enumerate().try_for_each(|(i, outcome)| kernel.finish(call, i, outcome))
 }
 
 /// How many calls of kernels wait for the engine.
@@ -54,10 +55,10 @@ struct Pending {
 }
 
 impl Pending {
-    fn one_ended(this: &Mutex<Self>, result: Result<Outcome, Error>) {
+    fn one_ended(this: &Mutex<Self>, i: usize, result: Result<Outcome, Error>) {
         let mut pending = this.lock().unwrap_or_else(PoisonError::into_inner);
         let finished = match result {
-            Ok(outcome) => guarded(|| pending.kernel.finish(pending.call, &outcome)),
+            Ok(outcome) => guarded(|| pending.kernel.finish(pending.call, i, outcome)),
             Err(error) => Err(error.into()),
         };
         if pending.answer.is_ok() {
@@ -106,9 +107,9 @@ fn start(kernel: &'static Kernel, call: Call, done: Done) -> Result<(), (Failure
         }
     };
     let pending = Arc::new(Mutex::new(Pending { kernel, call, left: tickets.len(), answer: Ok(()), done: Some(done) }));
-    for ticket in tickets {
+    for (i, ticket) in tickets.into_iter().enumerate() {
         let pending = Arc::clone(&pending);
-        ticket.on_done(move |result| Pending::one_ended(&pending, result));
+        ticket.on_done(move |result| Pending::one_ended(&pending, i, result));
     }
     Ok(())
 }

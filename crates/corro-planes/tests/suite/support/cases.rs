@@ -107,8 +107,8 @@ impl Bench<'_, '_> {
             Form::Apart => (brought, Output::InPlace(self.kit.make(&vec![7; room]))),
             Form::Own => (brought, Output::None),
             Form::Allocated => {
-                let room = self.kit.make(&vec![7; room]);
-                (brought, Output::Allocate(Box::new(move |_| Ok(room))))
+                let mut room = Some(self.kit.make(&vec![7; room]));
+                (brought, Output::Allocate(Box::new(move |_| Ok(room.take().expect("asked once")))))
             }
         };
         Tensor::new(Some(self.kit.make(input)), output)
@@ -265,8 +265,9 @@ impl Bench<'_, '_> {
         let (me, n) = (self.me(), self.size());
         let no_room = || Error::io("making room", "there is none");
         for too_small in [false, true] {
-            let room = if too_small { Ok(self.kit.make(&[0; 3])) } else { Err(no_room()) };
-            let output = if me == 0 { Output::Allocate(Box::new(move |_: &Shape| room)) } else { Output::None };
+            let mut room = too_small.then(|| self.kit.make(&[0; 3]));
+            let allocate = move |_: &Shape| room.take().ok_or_else(no_room);
+            let output = if me == 0 { Output::Allocate(Box::new(allocate)) } else { Output::None };
             let brought = self.kit.make(&sample(DType::F32, me, 3));
             let agreed = self.agreed(allreduce(ReduceOp::Sum), DType::F32, &[3]);
             let tensor = Tensor::new(Some(brought), output);
