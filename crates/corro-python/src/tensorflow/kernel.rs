@@ -178,7 +178,10 @@ impl Kernel {
                 }
             }
             // How many rows come is known for sure only when they are there: TensorFlow takes an output once.
-            _ => (Some(memory(input)), Output::Allocate(Box::new(move |shape| Ok(output_memory::room(shape.bytes(dtype)?))))),
+            _ => (
+                Some(memory(input)),
+                Output::Allocate(Box::new(move |shape| Ok(output_memory::room(shape.bytes(dtype)?)))),
+            ),
         };
         Ok(Submission { set, name, kind, dtype, shape: Shape(dims), device: Device::Cpu, input, output })
     }
