@@ -13,6 +13,7 @@ def detect_nics(settings: Any, all_host_names: Any = None, node_workers: Any = N
 
     Example:
         >>> from corro.ray.runner import MiniSettings
+        >>> from corro.ray.utils import detect_nics
         >>> detect_nics(MiniSettings(nics={"eth0"}))
         {'eth0'}
     """
@@ -23,6 +24,7 @@ def nics_to_env_var(nics: Collection[str]) -> dict[str, str]:
     """The variables by which ranks are told to use these interfaces only.
 
     Example:
+        >>> from corro.ray.utils import nics_to_env_var
         >>> nics_to_env_var({"eth0"})
         {'HOROVOD_GLOO_IFACE': 'eth0', 'NCCL_SOCKET_IFNAME': 'eth0'}
     """
