@@ -35,7 +35,7 @@ def train(staleness: int | None, steps: int, step_seconds: float) -> tuple[float
         (model(x)[:, 0] - x @ truth).square().mean().backward()
         optimizer.step()
     hvd.barrier()
-    return steps / (time.perf_counter() - begin), float((model.weight[0] - truth).abs().max())
+    return steps / (time.perf_counter() - begin), float((model.weight[0].detach() - truth).abs().max())
 
 
 def main() -> None:
