@@ -1,8 +1,8 @@
-//! Reduce, scale, cast and compress over plain bytes with a [`DType`], using the widest instructions the machine has.
+//! Reduce, scale, cast, compress, and rows of tables, over plain bytes with a [`DType`], using the widest instructions the machine has.
 //!
 //! Floor 1 of Corro: `corro-collectives` calls it for every byte that is combined on a host. It owns the arithmetic of
 //! all dtypes and the choice of instruction set. It never starts a thread, never does I/O, never allocates (except for
-//! the list of pointers in [`reduce_slices`]), and knows nothing of ranks.
+//! the list of pointers in [`reduce_slices`], and the lists that [`distinct`] and [`deal`] give), and knows nothing of ranks.
 //!
 //! # What all functions share
 //! * Bytes need not be aligned, and results do not depend on alignment.

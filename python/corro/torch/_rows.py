@@ -13,7 +13,7 @@ from corro.torch._tensors import DTYPES
 
 def add_rows(table: torch.Tensor, to: torch.Tensor, rows: torch.Tensor) -> None:
     """Adds each of `rows` to that of a table which has its number, one after the other: always the same bits."""
-    if not _native_can(table, to):
+    if not _native_can(table, to, rows):
         table.index_add_(0, to, rows)
         return
     if len(to) != len(rows) or rows.shape[1:] != table.shape[1:] or rows.dtype != table.dtype:
@@ -43,7 +43,9 @@ def take_rows(table: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
 
 
 def distinct(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers, each once, in the order in which they first come; and which of them each is."""
+    """Numbers, each once, in the order in which they first come (on a GPU: sorted); and which of them each is."""
+    if numbers.device.type != "cpu":
+        return torch.unique(numbers, return_inverse=True)
     numbers = numbers.contiguous()
     found, which = torch.empty_like(numbers), torch.empty_like(numbers)
     count = _native.distinct(_place(numbers), _place(found), _place(which))
@@ -53,16 +55,19 @@ def distinct(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def deal(numbers: torch.Tensor, hands: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Number n goes to n mod `hands`, as n / `hands`: those of the first, then of the second, and so on; where each number
     has gone; and how many each has got."""
+    if numbers.device.type != "cpu":
+        here, places, counts = deal(numbers.cpu(), hands)
+        return here.to(numbers.device), places.to(numbers.device), counts
     numbers = numbers.contiguous()
     dealt, moved = torch.empty_like(numbers), torch.empty_like(numbers)
-    counts = _native.deal(_place(numbers), hands, _place(dealt), _place(moved))
-    return dealt, moved, torch.tensor(counts, dtype=torch.int32)
+    each = _native.deal(_place(numbers), hands, _place(dealt), _place(moved))
+    return dealt, moved, torch.tensor(each, dtype=torch.int32)
 
 
-def _native_can(table: torch.Tensor, numbers: torch.Tensor) -> bool:
-    return (
-        table.device.type == "cpu" and table.dtype in DTYPES and table.is_contiguous() and numbers.dtype == torch.int64
-    )
+def _native_can(table: torch.Tensor, numbers: torch.Tensor, *more: torch.Tensor) -> bool:
+    """Whether all lie in memory of the host, as the kernels read it. Torch does the rest, or says what is wrong."""
+    here = all(tensor.device.type == "cpu" for tensor in (table, numbers, *more))
+    return here and table.dtype in DTYPES and table.is_contiguous() and numbers.dtype == torch.int64
 
 
 def _row_bytes(table: torch.Tensor) -> int:

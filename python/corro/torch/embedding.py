@@ -200,7 +200,7 @@ class ShardedEmbedding(torch.nn.Module):
             missing = torch.ones(len(unique), dtype=torch.bool)
             missing[cached[0]] = False
             known = _Known(times, missing.nonzero()[:, 0], *cached)
-            # Gradients go to the owners of all rows, also of those that are cached here: other numbers travel then.
+            # Only for these rows are others asked. Gradients go to the owners of all: `give` sends all numbers.
             dealt = self._shards.deal((unique * self._factor % self.rows)[known.asked])
         else:
             known = None

@@ -186,7 +186,7 @@ impl Kernel {
         Ok(Submission { set, name, kind, dtype, shape: Shape(dims), device: Device::Cpu, input, output })
     }
 
-    /// Gives TensorFlow what is not a tensor that the engine has written.
+    /// Gives TensorFlow what it has not got yet of tensor `i`: a result whose size others decide, and lists of numbers.
     pub(super) fn finish(&self, call: Call, i: usize, outcome: Outcome) -> Answer<()> {
         match self.op {
             Op::Alltoall => {
