@@ -60,7 +60,8 @@ fn every_collective(all: &Communicator) -> Result<()> {
     let sent: Vec<usize> = (0..n).map(|to| me + 2 * to).collect();
     let received: Vec<usize> = (0..n).map(|from| from + 2 * me).collect();
     let mut output = vec![0; received.iter().sum()];
-    all.alltoall((&vec![me as u8; sent.iter().sum()], &sent), (&mut output, &received), &patience)?;
+    let longest = 3 * (n - 1);
+    all.alltoall((&vec![me as u8; sent.iter().sum()], &sent), (&mut output, &received), longest, &patience)?;
     let wanted: Vec<u8> = (0..n).flat_map(|from| vec![from as u8; received[from]]).collect();
     expect("alltoall", &output, &wanted)
 }

@@ -1,22 +1,35 @@
-//! A group of processes, and its collectives. None of them blocks inside MPI: the caller waits here, and can be called off.
+//! A group of processes, and its collectives. None of them blocks the caller inside MPI: it waits here, and can be called off.
+//!
+//! Small ones are started without blocking, and asked for their end. Large ones block a thread of their own, where MPI allows
+//! it: libraries have better algorithms for those.
 
 #![expect(unsafe_code, reason = "calls MPI")]
 
 use std::ffi::c_int;
+use std::sync::{Mutex, PoisonError};
 
 use corro_core::{DType, Error, ReduceOp, Result};
 
 use crate::abi::Handle;
+use crate::caller::Caller;
 use crate::request::{Patience, Request};
 use crate::world::Mpi;
 
 /// As many elements, or bytes, as one call takes: MPI counts in `int`s.
 const MOST: usize = 1 << 30;
 
+/// From so many bytes on it pays to have another thread call MPI, and to wait for that.
+const LARGE: usize = 64 << 10;
+
+/// A collective with all that it needs: with a place for a request it is started, without one it is run to its end.
+type Call = Box<dyn Fn(Option<*mut Handle>) -> c_int + Send>;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Communicator {
     mpi: Mpi,
+    /// For large collectives, if all members agree.
+    caller: Option<Mutex<Caller>>,
     handle: Handle,
     /// Made here, so freed here.
     ours: bool,
@@ -51,7 +64,13 @@ impl Communicator {
         drop(turn);
         codes.into_iter().try_for_each(|code| mpi.check(code, "looking at a communicator"))?;
         let number = |value: c_int| usize::try_from(value).unwrap_or(0);
-        Ok(Self { mpi: mpi.clone(), handle, ours, rank: number(rank), size: number(size) })
+        Ok(Self { mpi: mpi.clone(), caller: None, handle, ours, rank: number(rank), size: number(size) })
+    }
+
+    /// Lets large collectives block a thread. All members must, or none: the two kinds don't meet. It needs an MPI that takes
+    /// calls of several threads at a time ([`Threads::Multiple`](crate::Threads::Multiple)).
+    pub fn allow_blocking(&mut self) {
+        self.caller = Some(Mutex::default());
     }
 
     /// This process's number in it.
@@ -125,23 +144,42 @@ impl Communicator {
         self.mpi.check(code, "asking MPI to report errors")
     }
 
-    /// Starts a collective, and waits for its end. The memory that `start` names must live until this returns `Ok`; after an
-    /// error MPI may still use it.
-    fn run(&self, what: &str, patience: &Patience<'_>, start: impl FnOnce(*mut Handle) -> c_int) -> Result<()> {
+    /// Runs a collective of so many bytes, a number that all members know. The memory that it names must live until this
+    /// returns `Ok`; after an error MPI may still use it.
+    fn run(&self, what: &str, bytes: usize, patience: &Patience<'_>, call: Call) -> Result<()> {
+        let ran = match &self.caller {
+            Some(caller) if bytes >= LARGE => {
+                let mut caller = caller.lock().unwrap_or_else(PoisonError::into_inner);
+                caller.call(what, patience, Box::new(move || call(None))).and_then(|code| self.mpi.check(code, what))
+            }
+            _ => self.start_and_wait(what, patience, call),
+        };
+        ran.inspect_err(|_| self.mpi.give_up())
+    }
+
+    fn start_and_wait(&self, what: &str, patience: &Patience<'_>, call: Call) -> Result<()> {
         let mut handle: Handle = 0;
         let turn = self.mpi.turn();
-        let code = start(&raw mut handle);
+        let code = call(Some(&raw mut handle));
         drop(turn);
         self.mpi.check(code, what)?;
-        Request::new(&self.mpi, handle).wait(what, patience)
+        let ended = Request::new(&self.mpi, handle).wait(what, patience);
+        if ended.is_err() {
+            // MPI may still read the lists that it holds.
+            std::mem::forget(call);
+        }
+        ended
     }
 
     /// Nobody passes before all have come.
     pub fn barrier(&self, patience: &Patience<'_>) -> Result<()> {
+        let (mpi, group) = (self.mpi.clone(), self.handle);
         // SAFETY: the communicator is this library's.
-        self.run("MPI_Ibarrier", patience, |request| unsafe {
-            (self.mpi.functions().MPI_Ibarrier)(self.handle, request)
-        })
+        let call = move |request: Option<*mut Handle>| unsafe {
+            let f = mpi.functions();
+            request.map_or_else(|| (f.MPI_Barrier)(group), |request| (f.MPI_Ibarrier)(group, request))
+        };
+        self.run("MPI_Barrier", 0, patience, Box::new(call))
     }
 
     /// What all bring, reduced, for everyone. Without `from`, what this process brings is in `to`.
@@ -163,10 +201,16 @@ impl Communicator {
             let input = from.map_or(self.mpi.abi().in_place, |from| address(&from[at..end]));
             let output = address_mut(&mut to[at..end]);
             let count = ((end - at) / dtype.size()) as c_int;
+            let (mpi, group) = (self.mpi.clone(), self.handle);
             // SAFETY: both places have so many elements, and live until it has ended.
-            self.run("MPI_Iallreduce", patience, |request| unsafe {
-                (self.mpi.functions().MPI_Iallreduce)(input, output, count, kind, op, self.handle, request)
-            })?;
+            let call = move |request: Option<*mut Handle>| unsafe {
+                let f = mpi.functions();
+                match request {
+                    None => (f.MPI_Allreduce)(input, output, count, kind, op, group),
+                    Some(request) => (f.MPI_Iallreduce)(input, output, count, kind, op, group, request),
+                }
+            };
+            self.run("MPI_Allreduce", end - at, patience, Box::new(call))?;
             at = end;
         }
         Ok(())
@@ -175,12 +219,17 @@ impl Communicator {
     /// The root's bytes, for everyone.
     pub fn broadcast(&self, bytes: &mut [u8], root: usize, patience: &Patience<'_>) -> Result<()> {
         for piece in bytes.chunks_mut(MOST) {
-            let (place, count) = (address_mut(piece), piece.len() as c_int);
+            let (place, count, root) = (address_mut(piece), piece.len() as c_int, root as c_int);
+            let (mpi, group) = (self.mpi.clone(), self.handle);
             // SAFETY: the place has so many bytes, and lives until it has ended.
-            self.run("MPI_Ibcast", patience, |request| unsafe {
-                let (byte, f) = (self.mpi.abi().byte, self.mpi.functions());
-                (f.MPI_Ibcast)(place, count, byte, root as c_int, self.handle, request)
-            })?;
+            let call = move |request: Option<*mut Handle>| unsafe {
+                let (byte, f) = (mpi.abi().byte, mpi.functions());
+                match request {
+                    None => (f.MPI_Bcast)(place, count, byte, root, group),
+                    Some(request) => (f.MPI_Ibcast)(place, count, byte, root, group, request),
+                }
+            };
+            self.run("MPI_Bcast", piece.len(), patience, Box::new(call))?;
         }
         Ok(())
     }
@@ -194,19 +243,25 @@ impl Communicator {
         let unit = Unit::of(&self.mpi, counts)?;
         let (sizes, places) = (unit.counts(counts)?, unit.places(counts)?);
         let (from, to, mine) = (address(input), address_mut(output), sizes[self.rank]);
+        let group = self.handle;
         // SAFETY: the places have the sizes that are checked above, and live until it has ended, as do the lists.
-        self.run("MPI_Iallgatherv", patience, |request| unsafe {
-            let f = self.mpi.functions();
-            let kind = unit.handle;
-            (f.MPI_Iallgatherv)(from, mine, kind, to, sizes.as_ptr(), places.as_ptr(), kind, self.handle, request)
-        })
+        let call = move |request: Option<*mut Handle>| unsafe {
+            let (f, kind, sizes, places) = (unit.mpi.functions(), unit.handle, sizes.as_ptr(), places.as_ptr());
+            match request {
+                None => (f.MPI_Allgatherv)(from, mine, kind, to, sizes, places, kind, group),
+                Some(request) => (f.MPI_Iallgatherv)(from, mine, kind, to, sizes, places, kind, group, request),
+            }
+        };
+        self.run("MPI_Allgatherv", output.len(), patience, Box::new(call))
     }
 
-    /// To each its part of what this process brings; from each its part for this process.
+    /// To each its part of what this process brings; from each its part for this process. `longest` is the most bytes that go
+    /// between any two.
     pub fn alltoall(
         &self,
         (input, sent): (&[u8], &[usize]),
         (output, received): (&mut [u8], &[usize]),
+        longest: usize,
         patience: &Patience<'_>,
     ) -> Result<()> {
         let fits = |bytes: usize, counts: &[usize]| counts.len() == self.size && bytes == counts.iter().sum::<usize>();
@@ -217,22 +272,20 @@ impl Communicator {
         let (out, back) = (Unit::of(&self.mpi, sent)?, Unit::of(&self.mpi, received)?);
         let (sizes, places) = (out.counts(sent)?, out.places(sent)?);
         let (sizes_back, places_back) = (back.counts(received)?, back.places(received)?);
-        let (from, to) = (address(input), address_mut(output));
+        let (from, to, group) = (address(input), address_mut(output), self.handle);
         // SAFETY: as in `allgather`.
-        self.run("MPI_Ialltoallv", patience, |request| unsafe {
-            (self.mpi.functions().MPI_Ialltoallv)(
-                from,
-                sizes.as_ptr(),
-                places.as_ptr(),
-                out.handle,
-                to,
-                sizes_back.as_ptr(),
-                places_back.as_ptr(),
-                back.handle,
-                self.handle,
-                request,
-            )
-        })
+        let call = move |request: Option<*mut Handle>| unsafe {
+            let (f, kind, kind_back) = (out.mpi.functions(), out.handle, back.handle);
+            let (sizes, places) = (sizes.as_ptr(), places.as_ptr());
+            let (back, places_back) = (sizes_back.as_ptr(), places_back.as_ptr());
+            match request {
+                None => (f.MPI_Alltoallv)(from, sizes, places, kind, to, back, places_back, kind_back, group),
+                Some(request) => {
+                    (f.MPI_Ialltoallv)(from, sizes, places, kind, to, back, places_back, kind_back, group, request)
+                }
+            }
+        };
+        self.run("MPI_Alltoallv", longest, patience, Box::new(call))
     }
 
     /// What all bring, reduced, each its share: so many elements.
@@ -251,17 +304,24 @@ impl Communicator {
         }
         let (kind, op) = self.mpi.reduction(dtype, op)?;
         let (counts, from, to) = (ints(shares)?, address(input), address_mut(output));
+        let (mpi, group) = (self.mpi.clone(), self.handle);
         // SAFETY: as in `allgather`.
-        self.run("MPI_Ireduce_scatter", patience, |request| unsafe {
-            let f = self.mpi.functions();
-            (f.MPI_Ireduce_scatter)(from, to, counts.as_ptr(), kind, op, self.handle, request)
-        })
+        let call = move |request: Option<*mut Handle>| unsafe {
+            let (f, counts) = (mpi.functions(), counts.as_ptr());
+            match request {
+                None => (f.MPI_Reduce_scatter)(from, to, counts, kind, op, group),
+                Some(request) => (f.MPI_Ireduce_scatter)(from, to, counts, kind, op, group, request),
+            }
+        };
+        self.run("MPI_Reduce_scatter", whole, patience, Box::new(call))
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.ours {
+        let caller = self.caller.as_mut().map(|caller| caller.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let is_in_use = caller.is_some_and(|caller| caller.is_left_behind());
+        if self.ours && !is_in_use {
             self.mpi.free(self.handle);
         }
     }
@@ -284,19 +344,19 @@ fn ints(numbers: &[usize]) -> Result<Vec<c_int>> {
 }
 
 /// The largest piece of which all counts are multiples, as a type: MPI counts in `int`s, tensors have more bytes.
-struct Unit<'a> {
-    mpi: &'a Mpi,
+struct Unit {
+    mpi: Mpi,
     bytes: usize,
     handle: Handle,
 }
 
-impl<'a> Unit<'a> {
-    fn of(mpi: &'a Mpi, counts: &[usize]) -> Result<Self> {
+impl Unit {
+    fn of(mpi: &Mpi, counts: &[usize]) -> Result<Self> {
         let total: usize = counts.iter().sum();
         let bytes =
             if total <= MOST { 1 } else { counts.iter().fold(0, |a, b| greatest_divisor(a, *b)).clamp(1, MOST) };
         if bytes == 1 {
-            return Ok(Self { mpi, bytes, handle: mpi.abi().byte });
+            return Ok(Self { mpi: mpi.clone(), bytes, handle: mpi.abi().byte });
         }
         // Of a clamped one not all counts need be multiples.
         let bytes = if counts.iter().all(|count| count.is_multiple_of(bytes)) { bytes } else { 1 };
@@ -311,7 +371,7 @@ impl<'a> Unit<'a> {
             ]
         };
         codes.into_iter().try_for_each(|code| mpi.check(code, "making a type"))?;
-        Ok(Self { mpi, bytes, handle })
+        Ok(Self { mpi: mpi.clone(), bytes, handle })
     }
 
     fn counts(&self, counts: &[usize]) -> Result<Vec<c_int>> {
@@ -328,7 +388,7 @@ impl<'a> Unit<'a> {
     }
 }
 
-impl Drop for Unit<'_> {
+impl Drop for Unit {
     fn drop(&mut self) {
         if self.handle != self.mpi.abi().byte {
             let _turn = self.mpi.turn();

@@ -1,8 +1,7 @@
 //! MPI without a compiler and without a link: what Corro needs of it, opened when it is first asked for.
 //!
 //! Floor 2 of Corro. It owns the MPI library of this process: found at run time, in one of three binary interfaces. It knows
-//! nothing of Corro's ranks beyond MPI's numbers, starts no thread, and decides nothing: who uses it, and for what, is
-//! decided above.
+//! nothing of Corro's ranks beyond MPI's numbers, and decides nothing: who uses it, and for what, is decided above.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -13,12 +12,14 @@
 //! | [`world`] | MPI in this process: who starts and ends it, how many threads may call it |
 //! | [`communicator`] | a group of processes, and its collectives |
 //! | `request` | a collective that is under way |
+//! | `caller` | a thread for collectives that block |
 //!
 //! # What is safe
 //! A collective borrows its memory until it has ended. One that can't end, because another process is lost, keeps its memory for
 //! ever: MPI may still write there. See `docs/design/mpi.md`.
 
 mod abi;
+mod caller;
 pub mod communicator;
 mod library;
 mod operators;

@@ -43,6 +43,12 @@ function_table! {
         MPI_Type_commit(*mut Handle);
         MPI_Type_free(*mut Handle);
         MPI_Op_create(Operator, c_int, *mut Handle);
+        MPI_Barrier(Handle);
+        MPI_Bcast(Memory, c_int, Handle, c_int, Handle);
+        MPI_Allreduce(Memory, Memory, c_int, Handle, Handle, Handle);
+        MPI_Reduce_scatter(Memory, Memory, *const c_int, Handle, Handle, Handle);
+        MPI_Allgatherv(Memory, c_int, Handle, Memory, *const c_int, *const c_int, Handle, Handle);
+        MPI_Alltoallv(Memory, *const c_int, *const c_int, Handle, Memory, *const c_int, *const c_int, Handle, Handle);
         MPI_Test(*mut Handle, *mut c_int, Memory);
         MPI_Ibarrier(Handle, *mut Handle);
         MPI_Ibcast(Memory, c_int, Handle, c_int, Handle, *mut Handle);

@@ -22,6 +22,17 @@ pub struct Patience<'a> {
     pub stop: &'a dyn Fn() -> Option<Error>,
 }
 
+impl Patience<'_> {
+    /// Why waiting for `what` ends now, if it does.
+    pub(crate) fn why_over(&self, what: &str) -> Option<Error> {
+        (self.stop)().or_else(|| {
+            let doing = format!("waiting for the other processes in {what}");
+            let granted = self.deadline.granted();
+            self.deadline.passed().then(|| Error::io(doing, format!("not all came in {granted:?}")))
+        })
+    }
+}
+
 /// See the module. It must be waited for; if it can't end, its memory must never be used again.
 #[must_use]
 pub(crate) struct Request<'a> {
@@ -48,18 +59,10 @@ impl<'a> Request<'a> {
             if done != 0 {
                 return Ok(());
             }
-            if look % ASKED == 0 {
-                let granted = patience.deadline.granted();
-                let over = patience.deadline.passed().then(|| {
-                    Error::io(
-                        format!("waiting for the other processes in {what}"),
-                        format!("not all came in {granted:?}"),
-                    )
-                });
-                if let Some(why) = (patience.stop)().or(over) {
-                    self.mpi.give_up();
-                    return Err(why);
-                }
+            if look % ASKED == 0
+                && let Some(why) = patience.why_over(what)
+            {
+                return Err(why);
             }
             if look < LOOKS {
                 std::hint::spin_loop();

@@ -14,7 +14,7 @@ use corro_agreement::matching::Agreed;
 use corro_collectives::{Collective, Group, Reduction, Seats};
 use corro_core::shape::share;
 use corro_core::{DType, Deadline, Error, Rank, ReduceOp, Result};
-use corro_mpi::{Communicator, Mpi, Patience};
+use corro_mpi::{Communicator, Mpi, Patience, Threads};
 use corro_transport::Withdrawal;
 
 use crate::exchange::agree;
@@ -43,20 +43,19 @@ impl Row for MpiRow {
 
     /// Starts MPI: that takes all processes of its world, and all of them describe themselves at the same time.
     fn describe(&self, facts: &mut Facts, _device: Option<usize>) {
-        let ability = started().map(|(mpi, world)| {
+        let ability = started().map(|(mpi, world, threads)| {
             tracing::info!(
                 "MPI: {} ({}'s interface) moves tensors",
                 mpi.version().unwrap_or_default(),
                 mpi.interface()
             );
-            pack(world.rank(), world.size())
+            Seat { rank: world.rank(), size: world.size(), is_blocking: threads == Threads::Multiple }.pack()
         });
         facts.says(NAME, ability.map_err(|error| error.to_string()));
     }
 
     fn why_not(&self, wanted: Wanted, facts: &[Facts]) -> Option<String> {
-        let places: Vec<(usize, usize)> = facts.iter().filter_map(|facts| facts.number(NAME)).map(unpack).collect();
-        if let Some(why) = odd_world(&places) {
+        if let Some(why) = odd_world(&seats_of(facts)) {
             return Some(why);
         }
         if wanted.op == Some(ReduceOp::Adasum) {
@@ -72,13 +71,19 @@ impl Row for MpiRow {
         facts: &[Facts],
         _device: Option<usize>,
     ) -> Result<Verdict<Box<dyn Plane>>> {
-        let places: Vec<usize> = facts.iter().filter_map(|facts| facts.number(NAME)).map(|n| unpack(n).0).collect();
+        let places = seats_of(facts);
+        let is_blocking = places.iter().all(|place| place.is_blocking);
+        let places: Vec<usize> = places.iter().map(|place| place.rank).collect();
         let seats = group.seats(false);
         let is_by_hosts = 1 < seats.hosts && seats.hosts < group.size();
         let counterparts = group.counterparts().filter(|_| is_by_hosts);
-        let made = started().and_then(|(mpi, world)| {
-            let communicator = world.of_members(&places)?;
-            let across = counterparts.map(|members| communicator.of_members(&members)).transpose()?;
+        let made = started().and_then(|(mpi, world, _)| {
+            let mut communicator = world.of_members(&places)?;
+            let mut across = counterparts.map(|members| communicator.of_members(&members)).transpose()?;
+            if is_blocking {
+                communicator.allow_blocking();
+                across.iter_mut().for_each(Communicator::allow_blocking);
+            }
             Ok((mpi, communicator, across))
         });
         let verdict = agree(group, members, made)?;
@@ -88,39 +93,55 @@ impl Row for MpiRow {
     }
 }
 
-fn started() -> Result<(Mpi, Communicator)> {
+fn started() -> Result<(Mpi, Communicator, Threads)> {
     let mpi = Mpi::open(&[])?;
-    mpi.start()?;
+    let threads = mpi.start()?;
     let world = Communicator::world(&mpi)?;
-    Ok((mpi, world))
+    Ok((mpi, world, threads))
 }
 
-/// A place in MPI's world, as one number.
-fn pack(rank: usize, size: usize) -> u64 {
-    (rank as u64) << 32 | size as u64
+/// A place in MPI's world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seat {
+    rank: usize,
+    size: usize,
+    /// Whether a thread may be inside MPI while others call it.
+    is_blocking: bool,
 }
 
-fn unpack(number: u64) -> (usize, usize) {
-    ((number >> 32) as usize, (number & u64::from(u32::MAX)) as usize)
+impl Seat {
+    /// As one number: MPI counts processes with 31 bits.
+    fn pack(self) -> u64 {
+        u64::from(self.is_blocking) << 63 | (self.rank as u64) << 32 | self.size as u64
+    }
+
+    fn unpack(number: u64) -> Self {
+        let low = |number: u64| (number & u64::from(u32::MAX >> 1)) as usize;
+        Self { rank: low(number >> 32), size: low(number), is_blocking: number >> 63 != 0 }
+    }
+}
+
+fn seats_of(facts: &[Facts]) -> Vec<Seat> {
+    facts.iter().filter_map(|facts| facts.number(NAME)).map(Seat::unpack).collect()
 }
 
 /// What is wrong with the worlds of MPI that members say they are in.
-fn odd_world(places: &[(usize, usize)]) -> Option<String> {
-    let (first, size) = *places.first()?;
-    if places.len() > 1 && places.iter().all(|place| *place == (0, 1)) {
+fn odd_world(places: &[Seat]) -> Option<String> {
+    let Seat { rank: first, size, .. } = *places.first()?;
+    if places.len() > 1 && places.iter().all(|place| (place.rank, place.size) == (0, 1)) {
         return Some(
             "MPI takes each rank for one that is alone: start the job with the mpiexec of this MPI library (corro run --mpi), \
              or name the library of the mpiexec that was used in CORRO_MPI_LIBRARY"
                 .into(),
         );
     }
-    if let Some((other, theirs)) = places.iter().find(|place| place.1 != size) {
+    if let Some(Seat { rank: other, size: theirs, .. }) = places.iter().find(|place| place.size != size) {
         return Some(format!(
             "ranks are in different worlds of MPI: one is number {first} of {size}, another number {other} of {theirs}. \
              All must be started by one mpiexec, and use its library"
         ));
     }
-    let mut numbers: Vec<usize> = places.iter().map(|place| place.0).collect();
+    let mut numbers: Vec<usize> = places.iter().map(|place| place.rank).collect();
     numbers.sort_unstable();
     numbers.dedup();
     (numbers.len() < places.len()).then(|| "two ranks have the same number in MPI's world".into())
@@ -330,9 +351,9 @@ impl Wire for MpiWire<'_> {
         sent: &[usize],
         output: &mut [u8],
         received: &[usize],
-        _longest: usize,
+        longest: usize,
     ) -> Result<()> {
-        self.with(|mpi, patience| mpi.alltoall((input, sent), (output, received), patience))
+        self.with(|mpi, patience| mpi.alltoall((input, sent), (output, received), longest, patience))
     }
 
     fn reducescatter(&mut self, input: &[u8], rows: usize, output: &mut [u8], how: &Reduction) -> Result<()> {
@@ -363,11 +384,18 @@ mod tests {
 
     #[test]
     fn worlds_that_do_not_fit_are_named() {
-        assert_eq!(odd_world(&[(1, 4), (3, 4)]), None);
-        assert_eq!(odd_world(&[(0, 1)]), None);
-        assert!(odd_world(&[(0, 1), (0, 1)]).unwrap().contains("alone"));
-        assert!(odd_world(&[(0, 2), (0, 1)]).unwrap().contains("different worlds"));
-        assert!(odd_world(&[(1, 4), (1, 4)]).unwrap().contains("same number"));
-        assert_eq!(unpack(pack(7, 1 << 20)), (7, 1 << 20));
+        let odd = |places: &[(usize, usize)]| {
+            let seat = |&(rank, size): &(usize, usize)| Seat { rank, size, is_blocking: true };
+            odd_world(&places.iter().map(seat).collect::<Vec<_>>())
+        };
+        assert_eq!(odd(&[(1, 4), (3, 4)]), None);
+        assert_eq!(odd(&[(0, 1)]), None);
+        assert!(odd(&[(0, 1), (0, 1)]).unwrap().contains("alone"));
+        assert!(odd(&[(0, 2), (0, 1)]).unwrap().contains("different worlds"));
+        assert!(odd(&[(1, 4), (1, 4)]).unwrap().contains("same number"));
+        for is_blocking in [false, true] {
+            let seat = Seat { rank: 7, size: 1 << 20, is_blocking };
+            assert_eq!(Seat::unpack(seat.pack()), seat);
+        }
     }
 }
