@@ -165,10 +165,15 @@ class HotRows:
         self._uses = torch.empty(0)
         self.hits = self.lookups = 0
 
+    def move(self, device: torch.device) -> None:
+        """To where the table is now."""
+        self._ids, self._rows = self._ids.to(device), self._rows.to(device)
+        self._until, self._uses = self._until.to(device), self._uses.to(device)
+
     def look(self, ids: torch.Tensor, now: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Which of the ids (sorted, each once) are here, and where."""
         at = torch.searchsorted(self._ids, ids).clamp_(max=max(0, len(self._ids) - 1))
-        known = self._ids[at] == ids if len(self._ids) else torch.zeros(len(ids), dtype=torch.bool)
+        known = self._ids[at] == ids if len(self._ids) else torch.zeros_like(ids, dtype=torch.bool)
         fresh = known & (self._until[at] > now) if len(self._ids) else known
         which = fresh.nonzero()[:, 0]
         self.hits, self.lookups = self.hits + len(which), self.lookups + len(ids)
@@ -181,15 +186,16 @@ class HotRows:
         self, ids: torch.Tensor, times: torch.Tensor, rows: torch.Tensor, fetched: torch.Tensor, now: int
     ) -> None:
         """Takes note of a lookup: `ids` were needed so many `times`, and of those that were `fetched` the rows are new."""
-        until = torch.full((len(ids),), -1, dtype=torch.int64)
+        until = torch.full_like(ids, -1)
         until[fetched] = now + self._steps
         every = torch.cat([self._ids, ids])
         merged, where = torch.unique(every, return_inverse=True)
         old, new = where[: len(self._ids)], where[len(self._ids) :]
         # What was popular long ago counts less and less.
-        uses = torch.zeros(len(merged)).index_add_(0, old, 0.9 * self._uses).index_add_(0, new, times.float())
-        values = torch.empty(len(merged), self._rows.shape[1], dtype=self._rows.dtype)
-        ends = torch.zeros(len(merged), dtype=torch.int64)
+        uses = torch.zeros_like(merged, dtype=torch.float32)
+        uses.index_add_(0, old, 0.9 * self._uses).index_add_(0, new, times.float())
+        values = self._rows.new_empty(len(merged), self._rows.shape[1])
+        ends = torch.zeros_like(merged)
         values[old], ends[old] = self._rows, self._until
         values[new[fetched]], ends[new[fetched]] = rows[fetched], until[fetched]
         keep = torch.topk(uses, min(self._most, len(uses))).indices.sort().values

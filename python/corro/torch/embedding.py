@@ -62,7 +62,8 @@ class ShardedEmbedding(torch.nn.Module):
     `average=False` it is summed). `init` fills a tensor (what this rank has of the table); by default it is N(0, 1), the
     same table for any number of ranks. `pooling` sums or averages over the last dimension of the ids. The table is in
     neither `parameters()` nor `state_dict()`, so that `DistributedOptimizer` and `broadcast_parameters` leave it alone:
-    `save` and `load` are its own, for any number of ranks, and any way of cutting.
+    `save` and `load` are its own, for any number of ranks, and any way of cutting. The table may be on the host or, after
+    `.to("cuda")`, on a GPU; ids may be on either, and vectors come to where the ids are.
 
     With `cache_rows` a rank keeps so many of the rows that it needs most, and uses each for up to `cache_steps`
     lookups before it asks for it again: fewer bytes, for values that are a few steps old. With `micro_batches`, the
@@ -139,6 +140,14 @@ class ShardedEmbedding(torch.nn.Module):
         """Micro-batches need every row as it is."""
         return self.hot is not None and self.micro_batches == 1
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ShardedEmbedding:
+        """What `to`, `cuda` and their like come down to: what the optimizer remembers goes along."""
+        super()._apply(fn, recurse)
+        self.slots = {key: fn(slot) for key, slot in self.slots.items()}
+        if self.hot is not None:
+            self.hot.move(self.weight.device)
+        return self
+
     def extra_repr(self) -> str:
         return (
             f"{self.rows}, {self.dim}, shard={self.shard!r}, here={tuple(self.weight.shape)}, pooling={self.pooling}, "
@@ -147,7 +156,7 @@ class ShardedEmbedding(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of `ids`, of any shape."""
-        vectors = self.lookup(self._flat(ids)).view(*ids.shape, self.dim)
+        vectors = self.lookup(self._flat(ids)).to(ids.device).view(*ids.shape, self.dim)
         if self.pooling is None:
             return vectors
         return vectors.sum(-2) if self.pooling == "sum" else vectors.mean(-2)
@@ -155,7 +164,7 @@ class ShardedEmbedding(torch.nn.Module):
     def _flat(self, ids: torch.Tensor) -> torch.Tensor:
         if ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"ids of table {self.name!r} must be int64 or int32, not {ids.dtype}.")
-        flat = ids.reshape(-1).long()
+        flat = ids.reshape(-1).to(self.weight.device, torch.int64)
         if flat.numel():
             least, most = torch.aminmax(flat)
             if least < 0 or most >= self.rows:
@@ -191,13 +200,15 @@ class ShardedEmbedding(torch.nn.Module):
         if self.micro_batches > 1:
             if flat.numel() % self.micro_batches:
                 raise ValueError(f"{flat.numel()} ids can't be {self.micro_batches} micro-batches of equal size.")
-            batch = torch.arange(self.micro_batches).repeat_interleave(flat.numel() // self.micro_batches)
+            batch = torch.arange(self.micro_batches, device=flat.device).repeat_interleave(
+                flat.numel() // self.micro_batches
+            )
             keys = batch * self.rows + flat
         self._lookups += 1
         if self.hot is not None and self._caches:
             unique, inverse, times = torch.unique(keys, return_inverse=True, return_counts=True)
             cached = self.hot.look(unique, self._lookups)
-            missing = torch.ones(len(unique), dtype=torch.bool)
+            missing = torch.ones_like(unique, dtype=torch.bool)
             missing[cached[0]] = False
             known = _Known(times, missing.nonzero()[:, 0], *cached)
             # Only for these rows are others asked. Gradients go to the owners of all: `give` sends all numbers.
@@ -236,7 +247,7 @@ class ShardedEmbedding(torch.nn.Module):
         known = wanted.known
         if self.hot is None or known is None:
             return came, here, asked
-        rows = torch.empty(len(wanted.unique), self.dim, dtype=came.dtype)
+        rows = came.new_empty(len(wanted.unique), self.dim)
         rows[wanted.dealt.sorted(known.asked)] = came
         rows[known.cached] = self.hot.rows(known.places)
         self.hot.learn(wanted.unique, known.times, rows, known.asked, self._lookups)
@@ -267,7 +278,8 @@ class ShardedEmbedding(torch.nn.Module):
         """The whole table, on every rank that asks: all must."""
         cache, self.hot, batches, self.micro_batches = self.hot, None, self.micro_batches, 1
         try:
-            pieces = [torch.arange(at, min(at + _PIECE, self.rows)) for at in range(0, self.rows, _PIECE)]
+            device, starts = self.weight.device, range(0, self.rows, _PIECE)
+            pieces = [torch.arange(at, min(at + _PIECE, self.rows), device=device) for at in starts]
             return torch.cat([self.lookup(piece) for piece in pieces])
         finally:
             self.hot, self.micro_batches = cache, batches
@@ -283,7 +295,7 @@ class ShardedEmbedding(torch.nn.Module):
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         told = {"rows": self.rows, "dim": self.dim, "ranks": self._ranks, "steps": self.steps, "factor": self._factor}
-        state = {"weight": self.weight, **{f"slot.{key}": slot for key, slot in self.slots.items()}}
+        state = {"weight": self.weight.cpu(), **{f"slot.{key}": slot.cpu() for key, slot in self.slots.items()}}
         saved = {"told": told, "block": asdict(self._shards.block), "state": state}
         torch.save(saved, path / f"{self.name}.{self._me}.pt")
         barrier(process_set=self.process_set)
@@ -309,7 +321,8 @@ class ShardedEmbedding(torch.nn.Module):
             if left >= right:
                 continue
             to, source = slice(left - mine.left, right - mine.left), slice(left - block.left, right - block.left)
-            self.weight[wanted, to] = saved["state"]["weight"][there, source]
+            device = self.weight.device
+            self.weight[wanted, to] = saved["state"]["weight"][there, source].to(device)
             for key, slot in self.slots.items():
                 if f"slot.{key}" not in saved["state"]:
                     raise ValueError(f"table {self.name!r} was saved with another optimizer: it has no {key!r}.")
@@ -319,9 +332,9 @@ class ShardedEmbedding(torch.nn.Module):
                         f"table {self.name!r} was saved with another optimizer: its {key!r} has another shape."
                     )
                 if _by_row(slot, mine):
-                    slot[wanted] = theirs[there]
+                    slot[wanted] = theirs[there].to(device)
                 else:
-                    slot[wanted, to] = theirs[there, source]
+                    slot[wanted, to] = theirs[there, source].to(device)
         self.steps = first["told"]["steps"]
         barrier(process_set=self.process_set)
 
@@ -433,7 +446,8 @@ class ShardedEmbeddingBag(torch.nn.Module):
         found = {}
         for width in self.by_width:
             names = [table for table in self.tables if self.tables[table][1] == int(width)]
-            flat = torch.cat([ids[table].reshape(-1).long() + self.offsets[table] for table in names])
+            to: Any = self.by_width[width].weight.device
+            flat = torch.cat([ids[table].reshape(-1).to(to, torch.int64) + self.offsets[table] for table in names])
             found[width] = (names, flat)
         return found
 
@@ -448,7 +462,7 @@ class ShardedEmbeddingBag(torch.nn.Module):
         for width, (names, flat) in self._flat(ids).items():
             vectors = self.by_width[width].lookup(flat).split([ids[table].numel() for table in names])  # type: ignore[operator]
             for table, part in zip(names, vectors, strict=True):
-                rows_of = part.view(*ids[table].shape, int(width))
+                rows_of = part.to(ids[table].device).view(*ids[table].shape, int(width))
                 found[table] = rows_of.sum(1) if self.pooling == "sum" else rows_of.mean(1)
         return {table: found[table] for table in self.tables}
 

@@ -169,3 +169,14 @@ def test_sparse():
     wanted = torch.ones(hvd.size() + 1, 4)
     wanted[0] = hvd.size()
     same(result, wanted)
+
+
+@each(dtype=[torch.float32, torch.int64])
+def test_gathers_of_sizes_that_change_on_one_rank(dtype):
+    """So many of one size that it becomes a plan; then one rank brings more rows, and then all have to find that out."""
+    counts = [7] * 20 + [9, 7, 7, 3, 0] + [7] * 20 + [40_000, 7]
+    for step, rows in enumerate(counts):
+        of = [rows if rank == step % hvd.size() else 7 for rank in range(hvd.size())]
+        mine = numbers(dtype, 50_000, 3)[: of[hvd.rank()]].to(DEVICE)
+        wanted = torch.cat([x[:n] for x, n in zip(everyone(dtype, 50_000, 3), of, strict=True)])
+        same(hvd.allgather(mine, name="sizes that change"), wanted)

@@ -20,7 +20,15 @@ if os.environ.get("CORRO_GPU_PLANE") == "nccl":
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-MODULES = ("cases_ops", "cases_scaling", "cases_memory", "cases_training", "cases_overlap", "cases_refusals")
+MODULES = (
+    "cases_ops",
+    "cases_scaling",
+    "cases_memory",
+    "cases_training",
+    "cases_overlap",
+    "cases_refusals",
+    "cases_embedding",
+)
 
 
 def main() -> int:
