@@ -94,6 +94,21 @@ def test_gather_broadcast_exchange_and_scatter(length):
     same(doubled_on_both_sides(lambda x: hvd.reducescatter(x, op=hvd.Sum), mine), part.sum(0)[rank] * 2 + 1)
 
 
+def test_gathers_of_sizes_that_change_on_one_rank():
+    """So many of one size that it becomes a plan; then one rank brings another number of rows."""
+    size, rank = hvd.size(), hvd.rank()
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def gathered(x):
+        with tf.device(DEVICE):
+            return hvd.allgather(x * 2, name="sizes that change") + 1
+
+    for step, rows in enumerate([7] * 20 + [9, 7, 7, 3, 0] + [7] * 20 + [40_000, 7]):
+        lengths = [rows if r == step % size else 7 for r in range(size)]
+        wanted = np.concatenate([numbers(n, "float32", r) for r, n in enumerate(lengths)])
+        same(gathered(tf.constant(numbers(lengths[rank], "float32", rank))), wanted * 2 + 1)
+
+
 def test_a_group():
     parts = [numbers(length, "float32", hvd.rank()) for length in LENGTHS]
 
