@@ -153,8 +153,8 @@ class Methods:
 def settings_of(compression: Any, none: Any) -> Settings | None:
     """Which setting each tensor has, if the engine is to compress any.
 
-    `compression` is one for all, or a dictionary of patterns of names, of which the first that fits counts. `none` is the
-    framework's word for "as it is".
+    `compression` is one for all, if only its name ("int8 block=128"), or a dictionary of patterns of names with one for
+    each, of which the first that fits counts. `none` is the framework's word for "as it is".
     """
     if isinstance(compression, str):
         compression = named(compression)
@@ -165,17 +165,19 @@ def settings_of(compression: Any, none: Any) -> Settings | None:
         return compression.setting
     if not isinstance(compression, Mapping):
         return None
-    rules: list[tuple[str, str | None]] = []
+    rules: list[tuple[str, Settings | None]] = []
     for pattern, value in compression.items():
-        if not (value is None or value is none or isinstance(value, EngineCompression)):
+        rule = None if value is None or value is none or isinstance(value, Mapping) else settings_of(value, none)
+        if rule is None and not (value is None or value is none):
             raise ValueError(
                 f"compression for {pattern!r}: {value!r} can't be chosen by name; say Compression.none, or one that the "
                 "engine does, such as Compression.int8()."
             )
-        rules.append((pattern, value.spec if isinstance(value, EngineCompression) else None))
+        rules.append((pattern, rule))
 
-    def setting(name: str, _nbytes: int) -> str | None:
-        return next((spec for pattern, spec in rules if fnmatchcase(name, pattern)), None)
+    def setting(name: str, nbytes: int) -> str | None:
+        rule = next((rule for pattern, rule in rules if fnmatchcase(name, pattern)), None)
+        return None if rule is None else rule(name, nbytes)
 
     return setting
 
