@@ -134,6 +134,7 @@ def picture(found: dict[str, list[dict[str, Any]]], folder: Path) -> None:
     plt.rcParams.update({"font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "corro"})
     together: dict[str, Any] = {"sharey": True, "squeeze": False, "layout": "constrained"}
     figure, panels = plt.subplots(1, len(found), figsize=(4.2 * len(found), 4.6), **together)
+    furthest = max(100 * (loss / rows[0]["loss"] - 1) for rows in found.values() for row in rows for loss in row["losses"])
     for panel, (task, rows) in zip(panels[0], found.items(), strict=True):
         plain = rows[0]["loss"]
         panel.axhspan(0, 100 * (BAR - 1), color="#eeeeee", zorder=0, linewidth=0)
@@ -146,7 +147,7 @@ def picture(found: dict[str, list[dict[str, Any]]], folder: Path) -> None:
             panel.errorbar(row["ratio"], middle, yerr=spread, label=row["way"], **style)
         # Even around 0, logarithmic further out: one way may be far off.
         panel.set_yscale("symlog", linthresh=5)
-        marks = [-20, -10, -5, -2, 0, 2, 5, 10, 20, 50, 100, 200]
+        marks = [mark for mark in (-20, -10, -5, -2, 0, 2, 5, 10, 20, 50, 100, 200) if mark <= 2 * furthest]
         panel.set_yticks(marks, [f"{mark:+} %" if mark else "0" for mark in marks])
         panel.set_xscale("log")
         ticks = [1, 2, 4, 10, 20, 50, 100]

@@ -147,15 +147,16 @@ def test_ranks_are_found_through_mpi(kind: str) -> None:
 
 
 LOST = """
-import os, signal
+import os, signal, threading
 import numpy as np
 import corro.numpy as hvd
 
 hvd.init()
-array = np.ones(1 << 16, np.float32)
-for step in range(1000):
+array = np.ones(1 << 22, np.float32)
+for step in range(100_000):
     if hvd.rank() == 1 and step == 20:
-        os.kill(os.getpid(), signal.SIGKILL)
+        # In the midst of a collective, most likely: the others are inside MPI then.
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGKILL)).start()
     hvd.allreduce_(array, op=hvd.Average, name="x")
 print("nobody was lost", flush=True)
 """

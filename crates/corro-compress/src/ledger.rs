@@ -125,7 +125,7 @@ impl Ledger {
     /// Multiplies what is owed of the tensors that `which` names.
     pub fn scale(&mut self, factor: f32, which: impl Fn(&str) -> bool) {
         for (_, state) in self.states.iter_mut().filter(|(name, _)| which(name)) {
-            state.scale(factor);
+            state.scale_debts(factor);
         }
     }
 
@@ -181,6 +181,17 @@ mod tests {
         state.owned = vec![5.0; 36];
         ledger.put("x", state);
         ledger
+    }
+
+    #[test]
+    fn another_learning_rate_changes_what_is_owed_and_not_the_momentum() {
+        let mut ledger = ledger();
+        let mut state = ledger.take("x", layout(4), true).state;
+        state.velocity = vec![7.0; 100];
+        ledger.put("x", state);
+        ledger.scale(2.0, |name| name == "x");
+        let state = ledger.take("x", layout(4), true).state;
+        assert_eq!((state.residual[0], state.owned[0], state.velocity[0]), (6.0, 10.0, 7.0));
     }
 
     #[test]

@@ -86,11 +86,16 @@ impl State {
         debts.into_iter().filter(|debt| !debt.values.is_empty())
     }
 
-    /// Multiplies what is owed: after a change of the learning rate, since what is owed was meant for the old one.
+    /// Multiplies all that this peer will still bring: for another number of peers.
     pub fn scale(&mut self, factor: f32) {
-        for value in self.residual.iter_mut().chain(&mut self.owned).chain(&mut self.velocity) {
-            *value *= factor;
-        }
+        self.scale_debts(factor);
+        self.velocity.iter_mut().for_each(|value| *value *= factor);
+    }
+
+    /// Multiplies what is owed: after a change of the learning rate, since what is owed was meant for the old one. Momentum is
+    /// not owed: an optimizer's does not follow the rate either.
+    pub fn scale_debts(&mut self, factor: f32) {
+        self.residual.iter_mut().chain(&mut self.owned).for_each(|value| *value *= factor);
     }
 
     /// The norm of what is owed by this peer.
