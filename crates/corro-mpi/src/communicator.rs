@@ -1,7 +1,7 @@
 //! A group of processes, and its collectives. None of them blocks the caller inside MPI: it waits here, and can be called off.
 //!
-//! Small ones are started without blocking, and asked for their end. Large ones block a thread of their own, where MPI allows
-//! it: libraries have better algorithms for those.
+//! They are started without blocking, and asked for their end. Large ones may block a thread of their own instead: some
+//! libraries have better algorithms for that.
 
 #![expect(unsafe_code, reason = "calls MPI")]
 

@@ -9,8 +9,9 @@ use corro_core::{Deadline, Error, Result};
 use crate::abi::Handle;
 use crate::world::Mpi;
 
-/// So many looks before the first pause: most of what is waited for takes microseconds. MPI moves bytes only while it is asked.
-const LOOKS: u32 = 1000;
+/// So many looks before others may have the core: where ranks share it, what is waited for needs it. MPI moves bytes only while
+/// it is asked, so there is no longer pause.
+const LOOKS: u32 = 32;
 /// Every so many looks `stop` is asked.
 const ASKED: u32 = 64;
 

@@ -49,7 +49,8 @@ impl Row for MpiRow {
                 mpi.version().unwrap_or_default(),
                 mpi.interface()
             );
-            Seat { rank: world.rank(), size: world.size(), is_blocking: threads == Threads::Multiple }.pack()
+            let is_blocking = threads == Threads::Multiple && mpi.blocks_better();
+            Seat { rank: world.rank(), size: world.size(), is_blocking }.pack()
         });
         facts.says(NAME, ability.map_err(|error| error.to_string()));
     }
@@ -105,7 +106,7 @@ fn started() -> Result<(Mpi, Communicator, Threads)> {
 struct Seat {
     rank: usize,
     size: usize,
-    /// Whether a thread may be inside MPI while others call it.
+    /// Whether large collectives may block a thread, and should.
     is_blocking: bool,
 }
 
