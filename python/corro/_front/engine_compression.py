@@ -204,7 +204,8 @@ def is_for_engine(compression: Any) -> bool:
             "a dictionary chooses a compression by the names of parameters: give it to DistributedOptimizer or to the "
             "like of it. An operation takes one compression for all of its tensors."
         )
-    return isinstance(compression, EngineCompression | Auto | str)
+    # A tuple: torch.compile of older versions knows no unions.
+    return isinstance(compression, (EngineCompression, Auto, str))
 
 
 def name_apart(name: str, shapes: Iterable[Sequence[int | None]]) -> str:
