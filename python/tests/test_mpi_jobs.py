@@ -171,8 +171,8 @@ def test_a_lost_rank_is_named_by_the_others(kind: str) -> None:
     assert job.returncode != 0
     assert "nobody was lost" not in job.stdout
     if kind == "mpich":
-        # Its mpiexec ends the others all the same, within milliseconds: often before both, at times before any has spoken. At
-        # times it fails itself, when a process to which it has to write is gone.
+        # Its mpiexec ends the others all the same, within milliseconds: often before both, at times before any has spoken.
+        # Or it fails itself, when a process to which it has to write is gone.
         own_words = "Killed (signal 9)" in job.stdout or "process manager error" in job.stderr
         assert "lost rank 1 on" in job.stderr or own_words, job.stderr
     else:
