@@ -160,6 +160,28 @@ for step in range(100_000):
     hvd.allreduce_(array, op=hvd.Average, name="x")
 print("nobody was lost", flush=True)
 """
+REMOVED = """
+import numpy as np
+import corro.numpy as hvd
+
+hvd.init()
+hvd.allreduce(np.ones(1), name="all")
+both = hvd.add_process_set([0, 1])
+for step in range(3 if hvd.rank() < 2 else 0):
+    assert hvd.allreduce(np.ones(1 << step * 8, np.float32), op=hvd.Sum, name=f"x{step}", process_set=both)[0] == 2
+hvd.remove_process_set(both)
+assert hvd.allreduce(np.ones(3, np.float32), op=hvd.Sum, name="after")[0] == 3
+print("@right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["openmpi", "mpich"])
+def test_a_set_that_is_removed_leaves_mpi_in_order(kind: str) -> None:
+    """Else their launchers take a process that ends for one that has failed."""
+    variables = {"CORRO_CPU_OPERATIONS": "mpi", "CORRO_DYNAMIC_PROCESS_SETS": "1"}
+    check(mpiexec(kind, 3, sys.executable, "-c", REMOVED, **variables), "@right", 3)
+
+
 # Else they end the others before these can say anything.
 KEEP_THE_OTHERS = {"openmpi": "--enable-recovery", "mpich": "-disable-auto-cleanup"}
 

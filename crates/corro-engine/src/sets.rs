@@ -151,7 +151,7 @@ impl Whole for Sets {
             return Err(Error::Usage(format!("process set {id} does not exist, or has not been registered")));
         };
         if let Some(set) = known.set {
-            set.close(Error::Usage(format!("process set {id} was removed")));
+            set.remove();
             set.stop(false);
         }
         Ok(())

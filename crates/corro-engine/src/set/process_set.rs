@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -51,6 +51,8 @@ pub(crate) struct ProcessSet {
     pub(super) pools: AtomicU64,
     /// How its devices are let go on when it has ended.
     pub(super) releases: Releases,
+    /// All members have removed it, in order.
+    removed: AtomicBool,
 }
 
 /// Among the numbers of a set's groups, where those of its pools begin.
@@ -104,6 +106,7 @@ impl ProcessSet {
             threads: Mutex::new(Vec::new()),
             pools: AtomicU64::new(0),
             releases: Releases::default(),
+            removed: AtomicBool::new(false),
         });
         // From here on the set hears of deaths, also while it waits for its members to open the lane.
         set.start("watcher", move |set| set.watch(&watched))?;
@@ -185,6 +188,12 @@ impl ProcessSet {
         });
     }
 
+    /// Ends this set here: all members do, after everything that they have agreed on. The job goes on.
+    pub(crate) fn remove(&self) {
+        self.removed.store(true, Ordering::SeqCst);
+        self.close(Error::Usage(format!("process set {} was removed", self.id)));
+    }
+
     /// Whether the job is over for this set.
     pub(crate) fn is_over(&self) -> bool {
         self.hand_over.state().over.is_some()
@@ -229,9 +238,8 @@ impl ProcessSet {
 
     /// Devices wait for no one who is lost. After an orderly end all have done what they had to.
     fn release_devices(&self, error: &Error) {
-        if !matches!(error, Error::Shutdown(_))
-            && let Err(error) = self.releases.run()
-        {
+        let is_orderly = matches!(error, Error::Shutdown(_)) || self.removed.load(Ordering::SeqCst);
+        if !is_orderly && let Err(error) = self.releases.run() {
             self.core.warn(&format!("a GPU may wait for ever for a rank that is lost: {error}"));
         }
     }
