@@ -8,7 +8,8 @@ gpu_test.py run [FOLDER] [--only WORD] [--without WORD]
 gpu_test.py bench [FOLDER] [OPTION]...  bench/gpu.py with the package of FOLDER
 
 The machine with the GPU need not be the one that builds: carry the repository and FOLDER there. Ranks are processes that
-share the first GPU. CORRO_TEST_PYTHON names the Python (this one).
+share the first GPU. CORRO_TEST_PYTHON names the Python (this one); CORRO_TEST_GPU_MPI the folder of an Open MPI that was built
+with CUDA, by which tensors then travel too (the log says which: `goes by mpi`).
 """
 
 from __future__ import annotations
@@ -121,6 +122,13 @@ def run(folder: Path, only: str, without: str) -> int:
     for name, ranks, program, more in JOBS:
         command = ["corro", "run", "-np", str(ranks), PYTHON, f"python/tests/gpu/{program}"]
         tests.append((f"Python, {name}", command, {**env, **more}))
+    if mpi := os.environ.get("CORRO_TEST_GPU_MPI"):
+        for ranks in (2, 4):
+            options = ["--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
+            command = [f"{mpi}/bin/mpiexec", *options, PYTHON, "python/tests/gpu/run.py"]
+            path = f"{mpi}/lib:{os.environ.get('LD_LIBRARY_PATH', '')}"
+            more = {"CORRO_GPU_PLANE": "mpi", "CORRO_LOG_LEVEL": "info", "LD_LIBRARY_PATH": path}
+            tests.append((f"Python, {ranks} ranks, GPU-aware MPI", command, {**env, **more}))
     chosen = [test for test in tests if only in test[0] and not (without and without in test[0])]
     verdicts = {name: run_one(name, command, env) for name, command, env in chosen}
     print()

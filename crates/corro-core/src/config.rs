@@ -261,8 +261,8 @@ variables! {
         "Who tells ranks who they are: whoever started them (`corro`; `gloo` means the same), or `mpi`: MPI's own world, by way of mpi4py where that is installed.";
     MPI_LIBRARY = "CORRO_MPI_LIBRARY", horovod: None, default: "the one that is loaded already, else what fits who started this process", kind: Kind::Text,
         "The file of the MPI library (`libmpi_abi.so.1`, `libmpi.so.12`, `libmpi.so.40`) that ranks use where MPI moves their tensors.";
-    GPU_PLANE = "CORRO_GPU_PLANE", horovod: None, default: "the first of them that can serve a tensor", kind: Kind::OneOf(&["cuda-ipc", "hierarchical", "nccl", "staged"]),
-        "Who moves tensors of GPUs: `cuda-ipc` (memory of GPUs of one host), `hierarchical` (that inside a host, and NCCL across), `nccl`, `staged` (through host memory). The same on all ranks. What it can't serve is an error.";
+    GPU_PLANE = "CORRO_GPU_PLANE", horovod: None, default: "the first of them that can serve a tensor", kind: Kind::OneOf(&["cuda-ipc", "hierarchical", "nccl", "staged", "mpi"]),
+        "Who moves tensors of GPUs: `cuda-ipc` (memory of GPUs of one host), `hierarchical` (that inside a host, and NCCL across), `nccl`, `staged` (through host memory). The same on all ranks. What it can't serve is an error. Or `mpi`: a GPU-aware MPI library where it can, and the others where it can't.";
 }
 
 /// The knob called `name`, with or without one of its prefixes.

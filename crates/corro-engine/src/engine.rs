@@ -92,6 +92,7 @@ impl Engine {
         let sets = Sets::new(Arc::clone(&core));
         sets.add_set(&all)?;
         let global = sets.set(GLOBAL)?;
+        core.options.planes.begin(core.fabric.settings().timeout)?;
         if core.options.watching.trace.is_some() {
             global.align_clocks()?;
         }

@@ -33,27 +33,28 @@ fn every_collective(all: &Communicator) -> Result<()> {
             (1..n).for_each(|rank| corro_kernels::reduce(op, dtype, &mut wanted, &of(rank)));
             let what = format!("{op} of {dtype}");
             let mut apart = vec![0; wanted.len()];
-            all.allreduce((dtype, op), Some(&of(me)), &mut apart, &patience)?;
+            all.allreduce((dtype, op), Some((&of(me)).into()), (&mut apart).into(), &patience)?;
             expect(&what, &apart, &wanted)?;
             let mut in_place = of(me);
-            all.allreduce((dtype, op), None, &mut in_place, &patience)?;
+            all.allreduce((dtype, op), None, (&mut in_place).into(), &patience)?;
             expect(&what, &in_place, &wanted)?;
             // Everybody has one element but the last, who has what is left of four for each.
             let shares: Vec<usize> = (0..n).map(|rank| if rank + 1 == n { 4 * n - (n - 1) } else { 1 }).collect();
             let input: Vec<u8> = of(me).repeat(n);
             let mut share = vec![0; shares[me] * dtype.size()];
-            all.reduce_scatter((dtype, op), &input, &shares, &mut share, &patience)?;
+            all.reduce_scatter((dtype, op), (&input).into(), &shares, (&mut share).into(), &patience)?;
             let begin = shares[..me].iter().sum::<usize>() * dtype.size();
             expect(&format!("scattered {what}"), &share, &wanted.repeat(n)[begin..begin + share.len()])?;
         }
     }
     let mut bytes = if me == n - 1 { vec![7; 1000] } else { vec![0; 1000] };
-    all.broadcast(&mut bytes, n - 1, &patience)?;
+    all.broadcast((&mut bytes).into(), n - 1, &patience)?;
     expect("broadcast", &bytes, &[7; 1000])?;
     // Rank r brings r * 3 bytes, so rank 0 none.
     let counts: Vec<usize> = (0..n).map(|rank| rank * 3).collect();
     let mut gathered = vec![0; counts.iter().sum()];
-    all.allgather(&vec![me as u8; counts[me]], &counts, &mut gathered, &patience)?;
+    let mine = vec![me as u8; counts[me]];
+    all.allgather((&mine).into(), &counts, (&mut gathered).into(), &patience)?;
     let wanted: Vec<u8> = (0..n).flat_map(|rank| vec![rank as u8; counts[rank]]).collect();
     expect("allgather", &gathered, &wanted)?;
     // From a to b go a + 2 b bytes.
@@ -61,7 +62,8 @@ fn every_collective(all: &Communicator) -> Result<()> {
     let received: Vec<usize> = (0..n).map(|from| from + 2 * me).collect();
     let mut output = vec![0; received.iter().sum()];
     let longest = 3 * (n - 1);
-    all.alltoall((&vec![me as u8; sent.iter().sum()], &sent), (&mut output, &received), longest, &patience)?;
+    let mine = vec![me as u8; sent.iter().sum()];
+    all.alltoall(((&mine).into(), &sent), ((&mut output).into(), &received), longest, &patience)?;
     let wanted: Vec<u8> = (0..n).flat_map(|from| vec![from as u8; received[from]]).collect();
     expect("alltoall", &output, &wanted)
 }

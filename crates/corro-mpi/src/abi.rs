@@ -140,20 +140,30 @@ impl Abi {
 
     /// MPI's own type and op for this reduction; `None` where it has none that does as Corro's.
     pub(crate) fn native(&self, dtype: DType, op: ReduceOp) -> Option<(Handle, Handle)> {
-        let place = TYPES.iter().position(|known| *known == dtype)?;
-        let float = matches!(dtype, DType::F32 | DType::F64);
-        let op = match op {
-            // Open MPI's vector instructions for them stop at the largest number, where sums should wrap.
-            ReduceOp::Sum | ReduceOp::Product if dtype.size() < 4 => return None,
-            ReduceOp::Sum => self.ops[0],
-            // What MPI makes of a NaN here is not said anywhere.
-            ReduceOp::Min if !float => self.ops[1],
-            ReduceOp::Max if !float => self.ops[2],
-            ReduceOp::Product => self.ops[3],
-            _ => return None,
-        };
-        Some((self.types[place], op))
+        native(dtype, op).map(|(kind, op)| (self.types[kind], self.ops[op]))
     }
+}
+
+/// Which of MPI's types and ops a reduction is, if MPI does what Corro does.
+fn native(dtype: DType, op: ReduceOp) -> Option<(usize, usize)> {
+    let kind = TYPES.iter().position(|known| *known == dtype)?;
+    let float = matches!(dtype, DType::F32 | DType::F64);
+    let op = match op {
+        // Open MPI's vector instructions for them stop at the largest number, where sums should wrap.
+        ReduceOp::Sum | ReduceOp::Product if dtype.size() < 4 => return None,
+        ReduceOp::Sum => 0,
+        // What MPI makes of a NaN here is not said anywhere.
+        ReduceOp::Min if !float => 1,
+        ReduceOp::Max if !float => 2,
+        ReduceOp::Product => 3,
+        _ => return None,
+    };
+    Some((kind, op))
+}
+
+/// Whether MPI has a reduction itself. The others are functions of ours, which know the host's memory alone.
+pub fn has_own(dtype: DType, op: ReduceOp) -> bool {
+    native(dtype, op).is_some()
 }
 
 #[cfg(test)]

@@ -15,11 +15,12 @@ const TICK: Duration = Duration::from_millis(10);
 /// A call into MPI, with all that it needs; it gives MPI's code.
 pub(crate) type Job = Box<dyn FnOnce() -> c_int + Send>;
 
+/// What a thread does before it first calls MPI.
+pub type Prepare = Box<dyn FnOnce() + Send>;
+
 /// See the module. It is started by the first call.
-#[derive(Debug, Default)]
 pub(crate) enum Caller {
-    #[default]
-    NotStarted,
+    NotStarted(Option<Prepare>),
     Started {
         jobs: SyncSender<Job>,
         codes: Receiver<c_int>,
@@ -29,6 +30,10 @@ pub(crate) enum Caller {
 }
 
 impl Caller {
+    pub(crate) fn new(prepare: Option<Prepare>) -> Self {
+        Self::NotStarted(prepare)
+    }
+
     /// Whether its thread may still be inside MPI.
     pub(crate) fn is_left_behind(&self) -> bool {
         matches!(self, Self::LeftBehind)
@@ -37,8 +42,8 @@ impl Caller {
     /// Has the thread make a call, and waits for its code as long as there is patience. After an error the call may still be
     /// under way.
     pub(crate) fn call(&mut self, what: &str, patience: &Patience<'_>, job: Job) -> Result<c_int> {
-        if matches!(self, Self::NotStarted) {
-            *self = Self::start()?;
+        if let Self::NotStarted(prepare) = self {
+            *self = Self::start(prepare.take())?;
         }
         let Self::Started { jobs, codes } = self else {
             return Err(Error::io(format!("calling {what}"), "MPI is still in a call that was given up"));
@@ -58,13 +63,16 @@ impl Caller {
         }
     }
 
-    fn start() -> Result<Self> {
+    fn start(prepare: Option<Prepare>) -> Result<Self> {
         let (jobs, taken) = sync_channel::<Job>(1);
         let (tell, codes) = sync_channel(1);
         // It ends when nobody can give it work any more; nobody waits for that.
         thread::Builder::new()
             .name("corro mpi".into())
             .spawn(move || {
+                if let Some(prepare) = prepare {
+                    prepare();
+                }
                 for job in taken {
                     // Whoever asked may have left.
                     let _ = tell.send(job());
@@ -72,6 +80,16 @@ impl Caller {
             })
             .map_err(|error| Error::io("starting a thread that calls MPI", error))?;
         Ok(Self::Started { jobs, codes })
+    }
+}
+
+impl std::fmt::Debug for Caller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NotStarted(_) => "not started",
+            Self::Started { .. } => "started",
+            Self::LeftBehind => "left behind",
+        })
     }
 }
 
@@ -89,7 +107,7 @@ mod tests {
 
     #[test]
     fn codes_come_back_in_order() {
-        let mut caller = Caller::default();
+        let mut caller = Caller::new(None);
         let endless = patience(&|| None, Duration::from_secs(60));
         for code in 0..100 {
             assert_eq!(caller.call("MPI_Barrier", &endless, Box::new(move || code)).unwrap(), code);
@@ -99,7 +117,7 @@ mod tests {
     #[test]
     fn a_call_that_never_ends_is_left_behind() {
         let (end, ended) = channel::<()>();
-        let mut caller = Caller::default();
+        let mut caller = Caller::new(None);
         let lost = patience(&|| Some(Error::Withdrawn), Duration::from_secs(60));
         let job = Box::new(move || ended.recv().map_or(0, |()| 1));
         assert!(matches!(caller.call("MPI_Bcast", &lost, job), Err(Error::Withdrawn)));
@@ -114,7 +132,7 @@ mod tests {
         let (_end, ended) = channel::<()>();
         let short = patience(&|| None, Duration::from_millis(30));
         let job = Box::new(move || ended.recv().map_or(0, |()| 1));
-        let why = Caller::default().call("MPI_Allreduce", &short, job).unwrap_err().to_string();
+        let why = Caller::new(None).call("MPI_Allreduce", &short, job).unwrap_err().to_string();
         assert!(why.contains("MPI_Allreduce") && why.contains("not all came"), "{why}");
     }
 }

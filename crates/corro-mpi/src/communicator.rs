@@ -11,7 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use corro_core::{DType, Error, ReduceOp, Result};
 
 use crate::abi::Handle;
-use crate::caller::Caller;
+use crate::caller::{Caller, Prepare};
+use crate::memory::{Source, Target};
 use crate::request::{Patience, Request};
 use crate::world::Mpi;
 
@@ -19,7 +20,7 @@ use crate::world::Mpi;
 const MOST: usize = 1 << 30;
 
 /// From so many bytes on it pays to have another thread call MPI, and to wait for that.
-const LARGE: usize = 64 << 10;
+pub const LARGE: usize = 64 << 10;
 
 /// A collective with all that it needs: with a place for a request it is started, without one it is run to its end.
 type Call = Box<dyn Fn(Option<*mut Handle>) -> c_int + Send>;
@@ -28,8 +29,8 @@ type Call = Box<dyn Fn(Option<*mut Handle>) -> c_int + Send>;
 #[derive(Debug)]
 pub struct Communicator {
     mpi: Mpi,
-    /// For large collectives, if all members agree.
-    caller: Option<Mutex<Caller>>,
+    /// For collectives from so many bytes on, if all members agree.
+    caller: Option<(usize, Mutex<Caller>)>,
     handle: Handle,
     /// Made here, so freed here.
     ours: bool,
@@ -67,10 +68,11 @@ impl Communicator {
         Ok(Self { mpi: mpi.clone(), caller: None, handle, ours, rank: number(rank), size: number(size) })
     }
 
-    /// Lets large collectives block a thread. All members must, or none: the two kinds don't meet. It needs an MPI that takes
-    /// calls of several threads at a time ([`Threads::Multiple`](crate::Threads::Multiple)).
-    pub fn allow_blocking(&mut self) {
-        self.caller = Some(Mutex::default());
+    /// Lets collectives from so many bytes on block a thread, which first does what `prepare` says. All members must, with the
+    /// same number: the two kinds don't meet. It needs an MPI that takes calls of several threads at a time
+    /// ([`Threads::Multiple`](crate::Threads::Multiple)).
+    pub fn allow_blocking(&mut self, least: usize, prepare: Option<Prepare>) {
+        self.caller = Some((least, Mutex::new(Caller::new(prepare))));
     }
 
     /// This process's number in it.
@@ -148,7 +150,7 @@ impl Communicator {
     /// returns `Ok`; after an error MPI may still use it.
     fn run(&self, what: &str, bytes: usize, patience: &Patience<'_>, call: Call) -> Result<()> {
         let ran = match &self.caller {
-            Some(caller) if bytes >= LARGE => {
+            Some((least, caller)) if bytes >= *least => {
                 let mut caller = caller.lock().unwrap_or_else(PoisonError::into_inner);
                 caller.call(what, patience, Box::new(move || call(None))).and_then(|code| self.mpi.check(code, what))
             }
@@ -186,8 +188,8 @@ impl Communicator {
     pub fn allreduce(
         &self,
         (dtype, op): (DType, ReduceOp),
-        from: Option<&[u8]>,
-        to: &mut [u8],
+        from: Option<Source<'_>>,
+        mut to: Target<'_>,
         patience: &Patience<'_>,
     ) -> Result<()> {
         let (kind, op) = self.mpi.reduction(dtype, op)?;
@@ -198,8 +200,8 @@ impl Communicator {
         let mut at = 0;
         while at < to.len() {
             let end = to.len().min(at + piece);
-            let input = from.map_or(self.mpi.abi().in_place, |from| address(&from[at..end]));
-            let output = address_mut(&mut to[at..end]);
+            let input = from.map_or(self.mpi.abi().in_place, |from| from.part(at..end).address());
+            let output = to.part(at..end).address();
             let count = ((end - at) / dtype.size()) as c_int;
             let (mpi, group) = (self.mpi.clone(), self.handle);
             // SAFETY: both places have so many elements, and live until it has ended.
@@ -217,9 +219,11 @@ impl Communicator {
     }
 
     /// The root's bytes, for everyone.
-    pub fn broadcast(&self, bytes: &mut [u8], root: usize, patience: &Patience<'_>) -> Result<()> {
-        for piece in bytes.chunks_mut(MOST) {
-            let (place, count, root) = (address_mut(piece), piece.len() as c_int, root as c_int);
+    pub fn broadcast(&self, mut bytes: Target<'_>, root: usize, patience: &Patience<'_>) -> Result<()> {
+        for at in (0..bytes.len()).step_by(MOST) {
+            let piece = bytes.part(at..at.saturating_add(MOST));
+            let length = piece.len();
+            let (place, count, root) = (piece.address(), length as c_int, root as c_int);
             let (mpi, group) = (self.mpi.clone(), self.handle);
             // SAFETY: the place has so many bytes, and lives until it has ended.
             let call = move |request: Option<*mut Handle>| unsafe {
@@ -229,20 +233,27 @@ impl Communicator {
                     Some(request) => (f.MPI_Ibcast)(place, count, byte, root, group, request),
                 }
             };
-            self.run("MPI_Bcast", piece.len(), patience, Box::new(call))?;
+            self.run("MPI_Bcast", length, patience, Box::new(call))?;
         }
         Ok(())
     }
 
     /// What all bring, one after the other, for everyone.
-    pub fn allgather(&self, input: &[u8], counts: &[usize], output: &mut [u8], patience: &Patience<'_>) -> Result<()> {
+    pub fn allgather(
+        &self,
+        input: Source<'_>,
+        counts: &[usize],
+        output: Target<'_>,
+        patience: &Patience<'_>,
+    ) -> Result<()> {
         if counts.len() != self.size || input.len() != counts[self.rank] || output.len() != counts.iter().sum::<usize>()
         {
             return Err(Error::Bug("an allgather of other sizes than it was told".into()));
         }
         let unit = Unit::of(&self.mpi, counts)?;
         let (sizes, places) = (unit.counts(counts)?, unit.places(counts)?);
-        let (from, to, mine) = (address(input), address_mut(output), sizes[self.rank]);
+        let length = output.len();
+        let (from, to, mine) = (input.address(), output.address(), sizes[self.rank]);
         let group = self.handle;
         // SAFETY: the places have the sizes that are checked above, and live until it has ended, as do the lists.
         let call = move |request: Option<*mut Handle>| unsafe {
@@ -252,15 +263,15 @@ impl Communicator {
                 Some(request) => (f.MPI_Iallgatherv)(from, mine, kind, to, sizes, places, kind, group, request),
             }
         };
-        self.run("MPI_Allgatherv", output.len(), patience, Box::new(call))
+        self.run("MPI_Allgatherv", length, patience, Box::new(call))
     }
 
     /// To each its part of what this process brings; from each its part for this process. `longest` is the most bytes that go
     /// between any two.
     pub fn alltoall(
         &self,
-        (input, sent): (&[u8], &[usize]),
-        (output, received): (&mut [u8], &[usize]),
+        (input, sent): (Source<'_>, &[usize]),
+        (output, received): (Target<'_>, &[usize]),
         longest: usize,
         patience: &Patience<'_>,
     ) -> Result<()> {
@@ -272,7 +283,7 @@ impl Communicator {
         let (out, back) = (Unit::of(&self.mpi, sent)?, Unit::of(&self.mpi, received)?);
         let (sizes, places) = (out.counts(sent)?, out.places(sent)?);
         let (sizes_back, places_back) = (back.counts(received)?, back.places(received)?);
-        let (from, to, group) = (address(input), address_mut(output), self.handle);
+        let (from, to, group) = (input.address(), output.address(), self.handle);
         // SAFETY: as in `allgather`.
         let call = move |request: Option<*mut Handle>| unsafe {
             let (f, kind, kind_back) = (out.mpi.functions(), out.handle, back.handle);
@@ -292,9 +303,9 @@ impl Communicator {
     pub fn reduce_scatter(
         &self,
         (dtype, op): (DType, ReduceOp),
-        input: &[u8],
+        input: Source<'_>,
         shares: &[usize],
-        output: &mut [u8],
+        output: Target<'_>,
         patience: &Patience<'_>,
     ) -> Result<()> {
         let size = dtype.size();
@@ -303,7 +314,7 @@ impl Communicator {
             return Err(Error::Bug("a reducescatter of other sizes than it was told".into()));
         }
         let (kind, op) = self.mpi.reduction(dtype, op)?;
-        let (counts, from, to) = (ints(shares)?, address(input), address_mut(output));
+        let (counts, from, to) = (ints(shares)?, input.address(), output.address());
         let (mpi, group) = (self.mpi.clone(), self.handle);
         // SAFETY: as in `allgather`.
         let call = move |request: Option<*mut Handle>| unsafe {
@@ -319,22 +330,12 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let caller = self.caller.as_mut().map(|caller| caller.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let caller = self.caller.as_mut().map(|(_, caller)| caller.get_mut().unwrap_or_else(PoisonError::into_inner));
         let is_in_use = caller.is_some_and(|caller| caller.is_left_behind());
         if self.ours && !is_in_use {
             self.mpi.free(self.handle);
         }
     }
-}
-
-/// Where something lies. Rust has empty slices begin at 1, which is what MPI calls `MPI_IN_PLACE`.
-fn address(bytes: &[u8]) -> usize {
-    static NOTHING: u64 = 0;
-    if bytes.is_empty() { &raw const NOTHING as usize } else { bytes.as_ptr() as usize }
-}
-
-fn address_mut(bytes: &mut [u8]) -> usize {
-    if bytes.is_empty() { address(bytes) } else { bytes.as_mut_ptr() as usize }
 }
 
 /// As MPI counts.

@@ -11,6 +11,7 @@
 //! | `operators` | reductions that MPI lacks: floats of 16 bits, bools, minima with NaN |
 //! | [`world`] | MPI in this process: who starts and ends it, how many threads may call it |
 //! | [`communicator`] | a group of processes, and its collectives |
+//! | [`memory`] | what MPI reads and writes: the host's, or a GPU's |
 //! | `request` | a collective that is under way |
 //! | `caller` | a thread for collectives that block |
 //!
@@ -22,11 +23,15 @@ mod abi;
 mod caller;
 pub mod communicator;
 mod library;
+pub mod memory;
 mod operators;
 mod places;
 mod request;
 pub mod world;
 
-pub use communicator::Communicator;
+pub use abi::has_own;
+pub use caller::Prepare;
+pub use communicator::{Communicator, LARGE};
+pub use memory::{Source, Target};
 pub use request::Patience;
 pub use world::{Mpi, Threads};

@@ -10,6 +10,7 @@ mod link;
 mod local;
 mod members;
 mod movement;
+mod mpi;
 mod nccl;
 mod nccl_rows;
 mod own_memory;
@@ -20,6 +21,7 @@ mod staging;
 mod teams;
 
 pub use done::CudaDone;
+pub(crate) use mpi::CudaMpi;
 pub use nccl_rows::nccl_rows;
 pub use row::CudaIpc;
 pub use staging::Staging;

@@ -9,6 +9,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::Duration;
 
 use corro_agreement::matching::Agreed;
 use corro_collectives::{Collective, Group, Reduction, Seats};
@@ -41,7 +44,10 @@ impl Row for MpiRow {
         NAME
     }
 
-    /// Starts MPI: that takes all processes of its world, and all of them describe themselves at the same time.
+    fn begin(&self, timeout: Duration) -> Result<()> {
+        start_in_time(timeout)
+    }
+
     fn describe(&self, facts: &mut Facts, _device: Option<usize>) {
         let ability = started().map(|(mpi, world, threads)| {
             tracing::info!(
@@ -82,8 +88,10 @@ impl Row for MpiRow {
             let mut communicator = world.of_members(&places)?;
             let mut across = counterparts.map(|members| communicator.of_members(&members)).transpose()?;
             if is_blocking {
-                communicator.allow_blocking();
-                across.iter_mut().for_each(Communicator::allow_blocking);
+                communicator.allow_blocking(corro_mpi::LARGE, None);
+                if let Some(across) = &mut across {
+                    across.allow_blocking(corro_mpi::LARGE, None);
+                }
             }
             Ok((mpi, communicator, across))
         });
@@ -94,25 +102,54 @@ impl Row for MpiRow {
     }
 }
 
-fn started() -> Result<(Mpi, Communicator, Threads)> {
+pub(crate) fn started() -> Result<(Mpi, Communicator, Threads)> {
     let mpi = Mpi::open(&[])?;
     let threads = mpi.start()?;
     let world = Communicator::world(&mpi)?;
     Ok((mpi, world, threads))
 }
 
+/// Starts MPI, which takes all processes of its world: in a thread that can be left behind if one of them never does.
+pub(crate) fn start_in_time(timeout: Duration) -> Result<()> {
+    in_time(timeout, || drop(started()))
+}
+
+fn in_time(timeout: Duration, start: impl FnOnce() + Send + 'static) -> Result<()> {
+    let (tell, told) = sync_channel(1);
+    let act = move || {
+        start();
+        // Whoever waits may have left.
+        let _ = tell.send(());
+    };
+    thread::Builder::new()
+        .name("corro mpi start".into())
+        .spawn(act)
+        .map_err(|error| Error::io("starting the thread that starts MPI", error))?;
+    match told.recv_timeout(timeout) {
+        Err(RecvTimeoutError::Timeout) => Err(Error::io(
+            "starting MPI (MPI_Init_thread)",
+            format!(
+                "not all processes of its world came within {} s. All that mpiexec has started must start MPI: does each call \
+                 init()?",
+                timeout.as_secs()
+            ),
+        )),
+        Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+    }
+}
+
 /// A place in MPI's world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seat {
-    rank: usize,
-    size: usize,
+pub(crate) struct Seat {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
     /// Whether large collectives may block a thread, and should.
-    is_blocking: bool,
+    pub(crate) is_blocking: bool,
 }
 
 impl Seat {
     /// As one number: MPI counts processes with 31 bits.
-    fn pack(self) -> u64 {
+    pub(crate) fn pack(self) -> u64 {
         u64::from(self.is_blocking) << 63 | (self.rank as u64) << 32 | self.size as u64
     }
 
@@ -122,12 +159,12 @@ impl Seat {
     }
 }
 
-fn seats_of(facts: &[Facts]) -> Vec<Seat> {
+pub(crate) fn seats_of(facts: &[Facts]) -> Vec<Seat> {
     facts.iter().filter_map(|facts| facts.number(NAME)).map(Seat::unpack).collect()
 }
 
 /// What is wrong with the worlds of MPI that members say they are in.
-fn odd_world(places: &[Seat]) -> Option<String> {
+pub(crate) fn odd_world(places: &[Seat]) -> Option<String> {
     let Seat { rank: first, size, .. } = *places.first()?;
     if places.len() > 1 && places.iter().all(|place| (place.rank, place.size) == (0, 1)) {
         return Some(
@@ -250,7 +287,7 @@ impl MpiWire<'_> {
     fn reduce(&mut self, kind: (DType, ReduceOp), input: Option<&[u8]>, place: &mut [u8]) -> Result<()> {
         match self.hosts.filter(|_| place.len() >= BY_HOSTS) {
             Some(hosts) => self.reduce_by_hosts(hosts, kind, input, place),
-            None => self.with(|mpi, patience| mpi.allreduce(kind, input, place, patience)),
+            None => self.with(|mpi, patience| mpi.allreduce(kind, input.map(Into::into), place.into(), patience)),
         }
     }
 
@@ -270,7 +307,7 @@ impl MpiWire<'_> {
         part.resize(mine, 0);
         self.group.reduce_in_host(*seats, kind, input.unwrap_or(place), &chunks, &mut part)?;
         if let Some(across) = across {
-            let ran = self.with(|_, patience| across.allreduce(kind, None, &mut part, patience));
+            let ran = self.with(|_, patience| across.allreduce(kind, None, (&mut part).into(), patience));
             if let Err(error) = ran {
                 // MPI may still write there: whoever hears of this keeps it.
                 *self.part = part;
@@ -284,7 +321,7 @@ impl MpiWire<'_> {
 }
 
 /// As MPI reduces it: an average is a sum, and scaled afterwards.
-fn mpi_op(op: ReduceOp) -> ReduceOp {
+pub(crate) fn mpi_op(op: ReduceOp) -> ReduceOp {
     if op == ReduceOp::Average { ReduceOp::Sum } else { op }
 }
 
@@ -339,11 +376,11 @@ impl Wire for MpiWire<'_> {
     }
 
     fn allgather(&mut self, input: &[u8], counts: &[usize], output: &mut [u8]) -> Result<()> {
-        self.with(|mpi, patience| mpi.allgather(input, counts, output, patience))
+        self.with(|mpi, patience| mpi.allgather(input.into(), counts, output.into(), patience))
     }
 
     fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<()> {
-        self.with(|mpi, patience| mpi.broadcast(bytes, root, patience))
+        self.with(|mpi, patience| mpi.broadcast(bytes.into(), root, patience))
     }
 
     fn alltoall(
@@ -354,7 +391,7 @@ impl Wire for MpiWire<'_> {
         received: &[usize],
         longest: usize,
     ) -> Result<()> {
-        self.with(|mpi, patience| mpi.alltoall((input, sent), (output, received), longest, patience))
+        self.with(|mpi, patience| mpi.alltoall((input.into(), sent), (output.into(), received), longest, patience))
     }
 
     fn reducescatter(&mut self, input: &[u8], rows: usize, output: &mut [u8], how: &Reduction) -> Result<()> {
@@ -370,7 +407,7 @@ impl Wire for MpiWire<'_> {
             &scaled
         };
         let kind = (how.dtype, mpi_op(how.op));
-        self.with(|mpi, patience| mpi.reduce_scatter(kind, input, &shares, output, patience))?;
+        self.with(|mpi, patience| mpi.reduce_scatter(kind, input.into(), &shares, (&mut *output).into(), patience))?;
         let factor = how.factor(size);
         if factor != 1.0 {
             corro_kernels::scale(how.dtype, output, factor);
@@ -382,6 +419,14 @@ impl Wire for MpiWire<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_waits_for_ever_for_mpi_to_start() {
+        in_time(Duration::from_secs(60), || ()).unwrap();
+        let (_end, ended) = sync_channel::<()>(0);
+        let why = in_time(Duration::from_millis(10), move || ended.recv().unwrap_or(())).unwrap_err().to_string();
+        assert!(why.contains("MPI_Init_thread") && why.contains("not all processes"), "{why}");
+    }
 
     #[test]
     fn worlds_that_do_not_fit_are_named() {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use corro_agreement::matching::Agreed;
 use corro_agreement::request::Kind;
@@ -87,6 +88,15 @@ pub type Verdict<T> = std::result::Result<T, String>;
 pub trait Row: Send + Sync {
     /// The plane's name.
     fn name(&self) -> &'static str;
+
+    /// When the job begins, on all of its ranks: what takes all of them, since a first tensor may be one of a process set that
+    /// leaves some out. What it can't do is said later, to whoever needs it.
+    ///
+    /// # Errors
+    /// Not all came in time.
+    fn begin(&self, _timeout: Duration) -> Result<()> {
+        Ok(())
+    }
 
     /// Adds what this process can say about itself: above all [`Facts::says`], whether it could take part. Called once, in
     /// a job that has tensors of GPUs; here a library may be looked for, no earlier. `device` is the GPU of the first tensor

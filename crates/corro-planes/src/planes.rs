@@ -5,13 +5,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use corro_agreement::matching::Agreed;
 use corro_agreement::request::Place;
 use corro_collectives::{Collective, Group};
 use corro_core::{Error, Rank, ReduceOp, Result, config};
 
-use crate::cuda::{CudaIpc, Staging as CudaStaging, nccl_rows};
+use crate::cuda::{CudaIpc, CudaMpi, Staging as CudaStaging, nccl_rows};
 use crate::host::{HOST, Host};
 use crate::ledgers::Ledgers;
 use crate::mpi::{self, MpiRow};
@@ -60,9 +61,12 @@ impl Table {
     /// It names none of them.
     pub fn from_env() -> Result<Self> {
         let mut table = Self::standard();
-        if let Some(wish) = wished(&config::GPU_PLANE)? {
+        match wished(&config::GPU_PLANE)? {
+            // First, and not alone: many MPIs take no memory of GPUs, and none has all reductions.
+            Some(wish) if wish == mpi::NAME => table.rows.insert(0, Arc::new(CudaMpi)),
             // To the other members what is staged is as if it lay on the host.
-            table.forced = Some(if wish == STAGED { HOST.to_owned() } else { wish });
+            Some(wish) => table.forced = Some(if wish == STAGED { HOST.to_owned() } else { wish }),
+            None => {}
         }
         if wished(&config::CPU_OPERATIONS)?.is_some_and(|wish| wish == mpi::NAME) {
             table.host.push(Arc::new(MpiRow));
@@ -74,6 +78,14 @@ impl Table {
     #[must_use]
     pub fn forced(self, plane: Option<String>) -> Self {
         Self { forced: plane, ..self }
+    }
+
+    /// When the job begins: what takes all of its ranks, see [`Row::begin`].
+    ///
+    /// # Errors
+    /// Not all came in time.
+    pub fn begin(&self, timeout: Duration) -> Result<()> {
+        self.rows.iter().chain(&self.host).try_for_each(|row| row.begin(timeout))
     }
 
     /// What compression remembers, of all process sets.
@@ -220,7 +232,7 @@ mod tests {
     #[test]
     fn users_can_ask_for_every_row_and_for_none() {
         let rows = Table::standard().rows;
-        let names: Vec<&str> = rows.iter().map(|row| row.name()).chain([STAGED]).collect();
+        let names: Vec<&str> = rows.iter().map(|row| row.name()).chain([STAGED, CudaMpi.name()]).collect();
         assert!(matches!(GPU_PLANE.kind, Kind::OneOf(known) if known == names), "{names:?}");
     }
 }
