@@ -176,8 +176,8 @@ print("@right", flush=True)
 
 @pytest.mark.parametrize("kind", ["openmpi", "mpich"])
 def test_a_set_that_is_removed_leaves_mpi_in_order(kind: str) -> None:
-    """Else their launchers take a process that ends for one that has failed. It is also the first to bring a tensor: MPI, whose
-    start takes all processes, has started before."""
+    """Else their launchers take a process that ends for one that has failed. Its tensors are the first of the job: MPI,
+    whose start takes all processes, has started before."""
     variables = {"CORRO_CPU_OPERATIONS": "mpi", "CORRO_DYNAMIC_PROCESS_SETS": "1"}
     check(mpiexec(kind, 3, sys.executable, "-c", REMOVED, **variables), "@right", 3)
 
