@@ -36,6 +36,7 @@ from corro._front.basics import (
     start_timeline,
     stop_timeline,
 )
+from corro._front.engine_compression import compression_report, compression_state, load_compression_state
 from corro._front.objects import allgather_object, broadcast_object
 from corro._front.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from corro._front.watching import log
@@ -66,6 +67,8 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "ccl_built",
+    "compression_report",
+    "compression_state",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -78,6 +81,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "layers",
+    "load_compression_state",
     "load_model",
     "local_rank",
     "local_size",
