@@ -15,6 +15,7 @@ import pytest
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / ".venv-mpi"
+MPI4PY = FOLDER / f"mpi4py-{sys.version_info.major}.{sys.version_info.minor}"
 FLAGS = {
     "openmpi": ["--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"],
     "mpich": [],
@@ -25,15 +26,15 @@ def mpiexec(
     kind: str, size: int, *command: str, flags: tuple[str, ...] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
     program = FOLDER / kind / "bin" / "mpiexec"
-    if not (program.exists() and (FOLDER / "mpi4py").exists()):
-        why = f"{program} or mpi4py is not there: run scripts/mpi_env"
+    if not (program.exists() and MPI4PY.exists()):
+        why = f"{program} or {MPI4PY} is not there: run scripts/mpi_env {sys.executable}"
         if FOLDER.exists() or os.environ.get("CI", "") not in ("", "0", "false"):
             pytest.fail(why)
         pytest.skip(why)
     mpi4py = {
         "MPI4PY_MPIABI": kind,
         "LD_LIBRARY_PATH": str(FOLDER / kind / "lib"),
-        "PYTHONPATH": str(FOLDER / "mpi4py"),
+        "PYTHONPATH": str(MPI4PY),
     }
     env = {
         **os.environ,
