@@ -154,7 +154,7 @@ versions: wheel ## the same wheel with an old torch, an old TensorFlow, an old J
 	scripts/python_test spark-old
 	scripts/python_test 312
 
-deep: fuzz sanitize audit sdist ## longer: fuzzing, sanitizers, source packages, whole products, races, jobs that fail in all ways, GPU kernels compiled again, and Miri where a nightly toolchain is installed
+deep: fuzz sanitize audit sdist docs ## longer: fuzzing, sanitizers, source packages, the site, whole products, races, jobs that fail in all ways, GPU kernels compiled again, and Miri where a nightly toolchain is installed
 	scripts/python_install new
 	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
 	CORRO_TEST_THOROUGH=1 python3 scripts/rust_test.py conformance

@@ -16,9 +16,9 @@ myst_heading_anchors = 3
 
 # In docstrings, as in Markdown, `this` is code.
 default_role = "code"
+# Their pages are made without them: they are in no environment that has the other frameworks.
+autodoc_mock_imports = ["mxnet", "pyspark", "ray"]
 # `op: int = Average`, not `op: int = 0`; long signatures one argument a line.
-# Retired, and at home with an old numpy only: its pages are made without it.
-autodoc_mock_imports = ["mxnet", "ray"]
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 100
 autodoc_member_order = "bysource"

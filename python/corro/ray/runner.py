@@ -70,7 +70,7 @@ class Coordinator:
 
     @property
     def node_id_string(self) -> str:
-        """The nodes and their numbers of ranks: `a:2,b:1`."""
+        """The nodes with their numbers of ranks, in the form of Horovod's lists of hosts."""
         nodes = self._in_order()
         return ",".join(f"{node}:{nodes.count(node)}" for node in dict.fromkeys(nodes))
 
