@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""What it costs a training step that gradients are final when `backward()` returns, and that drift of the ranks is noticed.
+"""What it costs a training step that gradients are final when `backward()` returns, that drift of the ranks is noticed, and that the
+launcher has chosen the number of threads.
 
     corro run -np 2 python bench/trust.py [--steps 600]
 
 In one job, steps take turns one by one, in a random order that all ranks share: as they are, and with gradients that are waited for in
 `optimizer.step()` (as Horovod does; any clipping between is wrong then). So both see the same machine, and medians over hundreds of steps
-tell one percent. Checks look at one step in 64: the time that their code takes is measured itself, and given as a share of all steps.
+tell one percent. Numbers of threads take turns as well, in rounds of 10 steps. Checks look at one step in 64: the time that their code takes is measured itself, and given as a share of all steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import random
 import statistics
 import sys
@@ -52,9 +54,10 @@ def main() -> None:
     from corro._front.checks import Watch
     from corro.torch._reducer import Reducer
 
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     hvd.init()
+    chosen = torch.get_num_threads()
+    numbers = sorted({1, chosen, os.cpu_count() or 1})
     late = mock.patch.object(Reducer, "_finish_with_backward", lambda self: None)
     ways = {"as it is": contextlib.nullcontext(), "waits in step()": late}
     for name, (model, x, y) in models(torch).items():
@@ -92,6 +95,18 @@ def main() -> None:
                 end=" ",
             )
             print(f"checks take {share:.4%} of the time", flush=True)
+        by_threads: dict[int, list[float]] = {number: [] for number in numbers}
+        for _ in range(options.steps // 10):
+            for number in turns.sample(numbers, len(numbers)):
+                torch.set_num_threads(number)
+                # The first of a round wakes or ends threads.
+                by_threads[number] += [step() for _ in range(11)][1:]
+        torch.set_num_threads(chosen)
+        if hvd.rank() == 0:
+            medians = {number: statistics.median(some) for number, some in by_threads.items()}
+            figures = ", ".join(f"{number}: {median * 1e3:.3f} ms" for number, median in medians.items())
+            ratio = medians[chosen] / min(medians.values())
+            print(f"  threads: {chosen} chosen by the launcher, {ratio:.3f} of the best ({figures})", flush=True)
 
 
 if __name__ == "__main__":
