@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use corro_core::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
 
-use super::refusals::Refusals;
+use super::refusals::{Reached, Refusals};
 use super::socket::{PumpError, Socket};
 use crate::handshake::{Purpose, Server, Serves, Side};
 use crate::secret::Secret;
@@ -73,7 +73,7 @@ enum Fate {
     Proven,
     /// Gone without having done anything worth a line.
     Gone,
-    Refused(String),
+    Refused(Reached, String),
 }
 
 impl Acceptor {
@@ -134,7 +134,7 @@ impl Acceptor {
                     self.refuse(pending.remote, &format!("it did not prove itself within {HANDSHAKE_TIME:?}"), now);
                 }
                 Fate::Gone => tracing::debug!(remote = %pending.remote, "a connection was opened and closed unused"),
-                Fate::Refused(reason) => self.refuse(pending.remote, &reason, now),
+                Fate::Refused(reached, reason) => self.refuse_at(reached, pending.remote, &reason, now),
                 Fate::Proven => proven.extend(pending.into_proven()),
             }
         }
@@ -186,7 +186,7 @@ impl Acceptor {
             match pending.advance(&self.secret, self.serves) {
                 Fate::Stays => self.pending.push_back(pending),
                 Fate::Gone => {}
-                Fate::Refused(reason) => self.refuse(remote, &reason, now),
+                Fate::Refused(reached, reason) => self.refuse_at(reached, remote, &reason, now),
                 Fate::Proven => proven.extend(pending.into_proven()),
             }
         }
@@ -204,8 +204,12 @@ impl Acceptor {
     }
 
     fn refuse(&self, remote: SocketAddr, reason: &str, now: Instant) {
+        self.refuse_at(Reached::Handshake, remote, reason, now);
+    }
+
+    fn refuse_at(&self, reached: Reached, remote: SocketAddr, reason: &str, now: Instant) {
         if let Ok(mut refusals) = self.refusals.lock() {
-            refusals.refuse(remote, reason, now);
+            refusals.refuse(remote, reached, reason, now);
         }
     }
 }
@@ -217,13 +221,13 @@ impl Pending {
             None => match self.socket.tunnel() {
                 Ok(None) => return Fate::Stays,
                 Ok(Some(binding)) => self.handshake.insert(Server::new(secret.clone(), serves, binding)),
-                Err(broken) => return Fate::Refused(broken.0),
+                Err(broken) => return Fate::Refused(Reached::Tunnel, broken.0),
             },
         };
         match self.socket.pump(handshake) {
-            Err(PumpError::Wrong(e)) => Fate::Refused(e.to_string()),
+            Err(PumpError::Wrong(e)) => Fate::Refused(Reached::Handshake, e.to_string()),
             Err(PumpError::Broken(_)) if !handshake.has_heard() || handshake.is_withdrawn() => Fate::Gone,
-            Err(PumpError::Broken(_)) => Fate::Refused(handshake.if_closed().into()),
+            Err(PumpError::Broken(_)) => Fate::Refused(Reached::Handshake, handshake.if_closed().into()),
             Ok(_) if handshake.is_withdrawn() => Fate::Gone,
             Ok(_) if handshake.proven().is_some() => Fate::Proven,
             Ok(_) => Fate::Stays,

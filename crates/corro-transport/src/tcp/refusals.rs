@@ -9,6 +9,15 @@ const LINES_PER_SECOND: u32 = 10;
 /// How long a refusal is worth mentioning in an error about a peer that did not come.
 const MEMORABLE: Duration = Duration::from_secs(60);
 
+/// How far a connection had come. One that came farther says more of what is wrong: who is turned away for its secret gives up
+/// its other connections wherever they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Reached {
+    /// TLS was being set up.
+    Tunnel,
+    Handshake,
+}
+
 #[derive(Debug)]
 pub(crate) struct Refusals {
     window: Instant,
@@ -16,7 +25,8 @@ pub(crate) struct Refusals {
     suppressed: u64,
     /// How many there were.
     pub(crate) all: u64,
-    last: Option<(Instant, String)>,
+    /// The last of those that came farthest, while it is worth mentioning.
+    last: Option<(Instant, Reached, String)>,
 }
 
 impl Refusals {
@@ -25,12 +35,14 @@ impl Refusals {
     }
 
     /// Logs that `remote` was turned away, unless that was said too often within this second.
-    pub(crate) fn refuse(&mut self, remote: SocketAddr, reason: &str, now: Instant) {
+    pub(crate) fn refuse(&mut self, remote: SocketAddr, reached: Reached, reason: &str, now: Instant) {
         self.all += 1;
         if self.may_log(now) {
             tracing::warn!(%remote, reason, "refused a connection");
         }
-        self.last = Some((now, format!("{remote}: {reason}")));
+        if self.memorable(now).is_none_or(|(before, _)| before <= reached) {
+            self.last = Some((now, reached, format!("{remote}: {reason}")));
+        }
     }
 
     /// Tells of lines that were held back, once the flood is over.
@@ -51,8 +63,12 @@ impl Refusals {
 
     /// Whom we turned away lately, for the error of somebody who waits in vain.
     pub(crate) fn recent(&self, now: Instant) -> Option<&str> {
-        let (at, text) = self.last.as_ref()?;
-        (now.saturating_duration_since(*at) < MEMORABLE).then_some(text)
+        self.memorable(now).map(|(_, text)| text)
+    }
+
+    fn memorable(&self, now: Instant) -> Option<(Reached, &str)> {
+        let (at, reached, text) = self.last.as_ref()?;
+        (now.saturating_duration_since(*at) < MEMORABLE).then_some((*reached, text))
     }
 
     fn may_log(&mut self, now: Instant) -> bool {
@@ -82,8 +98,23 @@ mod tests {
     fn old_refusals_are_forgotten() {
         let start = Instant::now();
         let mut refusals = Refusals::new(start);
-        refusals.refuse("127.0.0.1:9".parse().unwrap(), "why", start);
+        refusals.refuse("127.0.0.1:9".parse().unwrap(), Reached::Handshake, "why", start);
         assert_eq!(refusals.recent(start), Some("127.0.0.1:9: why"));
         assert_eq!(refusals.recent(start + MEMORABLE), None);
+    }
+
+    #[test]
+    fn who_came_farther_says_more() {
+        let start = Instant::now();
+        let mut refusals = Refusals::new(start);
+        let mut told = |reached, reason, now| {
+            refusals.refuse("127.0.0.1:9".parse().unwrap(), reached, reason, now);
+            refusals.recent(now).unwrap().split_once(": ").unwrap().1.to_owned()
+        };
+        assert_eq!(told(Reached::Tunnel, "no TLS", start), "no TLS");
+        assert_eq!(told(Reached::Handshake, "the secret", start), "the secret");
+        assert_eq!(told(Reached::Tunnel, "closed", start), "the secret");
+        assert_eq!(told(Reached::Handshake, "another secret", start), "another secret");
+        assert_eq!(told(Reached::Tunnel, "closed", start + MEMORABLE), "closed");
     }
 }
