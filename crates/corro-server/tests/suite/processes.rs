@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use corro_core::DType;
@@ -103,8 +103,11 @@ fn train(seed: Option<u64>) -> (Vec<End>, usize) {
     let mut servers: Vec<(Killed, String)> = (0..3).map(|_| start("server")).collect();
     let at: Vec<String> = servers.iter().map(|(_, at)| at.clone()).collect();
     let lost = Mutex::new(0);
+    // Whoever connects needs all servers.
+    let connected = Barrier::new(WORKERS as usize + 1);
     let work = |me: u32| {
         let client = Client::connect(config(&at, me, WORKERS, Consistency::Bsp)).unwrap();
+        connected.wait();
         client.init(spec("owned", OWNED, Rule::Update), Some(&floats(99, OWNED))).unwrap();
         client.init(spec("other", 64, Rule::Update), None).unwrap();
         client.init(spec("summed", SUMMED, Rule::Average), None).unwrap();
@@ -137,6 +140,7 @@ fn train(seed: Option<u64>) -> (Vec<End>, usize) {
                 })
             })
             .collect();
+        connected.wait();
         if let Some(seed) = seed {
             let mut random = Random::new(seed);
             std::thread::sleep(random.time(Duration::from_millis(250)));
