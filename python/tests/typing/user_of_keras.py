@@ -106,6 +106,8 @@ def elastic(model: keras.Model) -> None:
 def fewer_bytes() -> None:
     assert_type(hvd.compression_report()["weight"]["ratio"], float)
     hvd.load_compression_state(hvd.compression_state())
+    assert_type(tf_hvd.compression_report()["weight"]["ratio"], float)
+    tf_hvd.load_compression_state(tf_hvd.compression_state())
 
 
 def parameter_servers() -> None:
