@@ -99,7 +99,7 @@ pub trait Row: Send + Sync {
     }
 
     /// Adds what this process can say about itself: above all [`Facts::says`], whether it could take part. Called once, in
-    /// a job that has tensors of GPUs; here a library may be looked for, no earlier. `device` is the GPU of the first tensor
+    /// a job that has tensors of GPUs; here, or in [`Row::begin`], a library may be looked for. `device` is the GPU of the first tensor
     /// that this member has brought; it may have brought none.
     fn describe(&self, facts: &mut Facts, device: Option<usize>);
 
