@@ -85,7 +85,7 @@ sdist: ## both source packages, into dist/; checks that they have everything, an
 fuzz: ## every decoder fed with new inputs, for FUZZ_SECONDS each
 	fuzz/run $(FUZZ_SECONDS)
 
-flaky: ## all tests RUNS times beside four busy processes: how often what fails; WHAT="rust torch tensorflow"
+flaky: ## all tests RUNS times beside four busy processes: how often what fails; WHAT="rust torch tensorflow jax mxnet"
 	python3 scripts/flaky.py --runs $(RUNS) $(WHAT)
 
 sanitize: ## the crates that move bytes, every access to memory checked

@@ -1,6 +1,6 @@
 """Runs tests again and again on a machine that is busy, and says how often what failed.
 
-flaky.py [--runs 10] [--load 4] [rust] [torch] [tensorflow]
+flaky.py [--runs 10] [--load 4] [rust] [torch] [tensorflow] [jax] [mxnet]
 
 Each run is a whole run of those tests. Beside them go so many processes that do nothing but compute, so that threads are
 put aside for long in the middle of anything: what holds only while a machine is quiet fails here. Ends with 1 if anything
@@ -22,7 +22,8 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "target" / "flaky"
-FRAMEWORKS = {"torch": "new", "tensorflow": "tf"}
+# Their environments.
+FRAMEWORKS = {"torch": "new", "tensorflow": "tf", "jax": "jax", "mxnet": "mxnet"}
 
 
 @contextlib.contextmanager
@@ -77,7 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--load", type=int, default=4, help="busy processes beside the tests")
-    parser.add_argument("what", nargs="*", default=["rust", "torch", "tensorflow"])
+    parser.add_argument("what", nargs="*", default=["rust", *FRAMEWORKS])
     options = parser.parse_args()
     REPORTS.mkdir(parents=True, exist_ok=True)
     prepare(options.what)
