@@ -1,4 +1,5 @@
-"""Checks that the table of crates in CONTRIBUTING.md is true: the crates, their floors, and where they may be unsafe.
+"""Checks that the table of crates in CONTRIBUTING.md is true: the crates, their floors, and where they may be unsafe; and
+that ARCHITECTURE.md's table and picture have every crate of the house, on its floor.
 
 Run by `make lint`. The last column is `forbidden` (the compiler sees to it), `everywhere`, or a list of files and folders
 of the crate's `src`. Each of them must have an `#[expect(unsafe_code, ..)]`, and nothing else may; tests don't count.
@@ -14,6 +15,9 @@ from rust_source import blanked, crates, sources, without_tests
 ROOT = Path(__file__).resolve().parent.parent
 
 ROW = re.compile(r"^\| (?P<floor>\d+|-) \| `(?P<crate>[\w-]+)` \| .+ \| (?P<unsafe>[^|]+) \|$", re.MULTILINE)
+# Of the other table; and of the picture, in which the floors come before their crates.
+SHORT_ROW = re.compile(r"^\| (?P<floor>\d+) \| `(?P<crate>[\w-]+)` \|", re.MULTILINE)
+DRAWN = re.compile(r">floor (?P<floor>\d+)<|class=\"n\"[^>]*>(?P<crate>corro-\w+)<")
 EXCEPTION = re.compile(r"\b(?:expect|allow)\(\s*unsafe_code\b")
 FORBIDDEN = "#![forbid(unsafe_code)]"
 
@@ -41,7 +45,38 @@ def wrong_about(crate: Path, said: str) -> list[str]:
         return ["says 'everywhere', and nothing is unsafe"] if said == "everywhere" and not found else []
     entries = re.findall(r"`([^`]+)`", said)
     wrong = [f"does not name {file}.rs" for file in sorted(found) if not any(covers(entry, file) for entry in entries)]
-    wrong += [f"names {entry}, which has no exception" for entry in entries if not any(covers(entry, file) for file in found)]
+    wrong += [
+        f"names {entry}, which has no exception" for entry in entries if not any(covers(entry, file) for file in found)
+    ]
+    return wrong
+
+
+def table(text: str) -> dict[str, int]:
+    """The crates of ARCHITECTURE.md's table, and their floors."""
+    return {row["crate"]: int(row["floor"]) for row in SHORT_ROW.finditer(text)}
+
+
+def picture(text: str) -> dict[str, int]:
+    """The crates of the picture, and their floors."""
+    found, floor = {}, -1
+    for match in DRAWN.finditer(text):
+        if match["crate"]:
+            found[match["crate"]] = floor
+        else:
+            floor = int(match["floor"])
+    return found
+
+
+def wrong_floors(said: dict[str, int]) -> list[str]:
+    """What a table or a picture of the whole house has wrong. What is not shipped need not be there."""
+    house = {crate: floor for crate, floor in FLOORS.items() if floor < FLOORS["corro-testing"]}
+    wrong = [f"{crate} is on floor {floor}, and missing" for crate, floor in house.items() if crate not in said]
+    wrong += [f"{crate} is not a crate of the house" for crate in said if crate not in house]
+    wrong += [
+        f"{crate} is on floor {house[crate]}, not {floor}"
+        for crate, floor in said.items()
+        if house.get(crate, floor) != floor
+    ]
     return wrong
 
 
@@ -55,8 +90,11 @@ def main() -> int:
         if floor != "-" and int(floor) != FLOORS.get(name):
             wrong.append(f"{name} is on floor {FLOORS.get(name)}, not {floor}")
         wrong += [f"{name}'s row {problem}" for problem in wrong_about(folders[name], said)]
+    wrong = [f"CONTRIBUTING.md: {line}" for line in wrong]
+    for file, read in (("ARCHITECTURE.md", table), ("docs/architecture.svg", picture)):
+        wrong += [f"{file}: {line}" for line in wrong_floors(read((ROOT / file).read_text()))]
     for line in wrong:
-        print(f"crates_table: CONTRIBUTING.md: {line}", file=sys.stderr)
+        print(f"crates_table: {line}", file=sys.stderr)
     return 1 if wrong else 0
 
 
