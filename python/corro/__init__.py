@@ -1,7 +1,7 @@
 """Corro: data-parallel training for every framework. A script written for Horovod runs on it unchanged.
 
-`corro.torch` and `corro.numpy` are the fronts; this module offers what needs no framework at all. It imports quickly
-and without any framework installed.
+`corro.torch`, `corro.tensorflow`, `corro.keras`, `corro.jax`, `corro.mxnet` and `corro.numpy` are the fronts; this
+module offers what needs no framework at all. It imports quickly and without any framework installed.
 """
 
 from __future__ import annotations

@@ -474,7 +474,7 @@ def test_a_function_as_a_job() -> None:
         assert corro.run(_where, kwargs={"add": 0}, np=1) == [(0, 1)]
 
 
-def test_parameters_of_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_parameters_of_run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import corro
 
     def told() -> str | None:
@@ -490,6 +490,12 @@ def test_parameters_of_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     out, err = capfd.readouterr()
     assert "[1]<stdout>:from a worker" in out
     assert "needs no MPI" in err
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.8'\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert corro.run(told, num_proc=1, use_mpi=True) == [None]
+    assert "use_mpi has no effect on a function" in capfd.readouterr().err
     for wrong, word in [
         ({"num_proc": 3, "hosts": "localhost:2"}, "more processes"),
         ({"num_proc": 1, "ssh_port": 99999}, "--ssh-port"),

@@ -1,4 +1,4 @@
-"""What the fronts (torch, numpy, and the ones to come) share; nothing here knows a framework.
+"""What the fronts (torch, TensorFlow, Keras, JAX, MXNet, numpy) share; nothing here knows a framework.
 
 | module | holds |
 | --- | --- |
@@ -9,8 +9,12 @@
 | `waiting` | poll, synchronize, barrier, join |
 | `watching` | values and steps, for those who watch the job |
 | `objects` | any Python object, broadcast or gathered |
+| `compression`, `engine_compression`, `auto_compression` | fewer bytes: casts, what the engine can do, what pays |
 | `checks` | mistakes that otherwise only show as a bad model |
 | `elastic`, `sampler` | state that survives a change of the ranks; which samples are left |
+| `local` | training that talks seldom |
+| `mpi` | worlds and process sets from communicators of mpi4py |
+| `last_words` | why this process ends |
 
 A front adds how its tensors become (address, shape, dtype, device), and its own signatures.
 """

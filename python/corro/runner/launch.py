@@ -10,6 +10,7 @@ from typing import Any
 
 from corro._command import horovodrun, program
 from corro._native import foreign
+from corro.runner.mpi_run import mpi_available
 
 # Flags of `horovodrun` with a value, by their names in the namespace that `parse_args` gives. What they mean is decided
 # in crates/corro-launch; this is for programs that only want to look at them.
@@ -97,8 +98,13 @@ def run_controller(
 ) -> None:
     """Calls the launcher that is asked for, or `gloo_run`, which stands for Corro's own."""
     if use_mpi:
-        raise ValueError("MPI support has not been built into Corro, which does not need it: leave use_mpi out.")
-    if use_jsrun:
+        if not mpi_available():
+            raise ValueError(
+                "MPI support has not been built into Corro, which does not need it, and there is no mpirun of Open MPI, "
+                "Spectrum MPI, MPICH or Intel MPI in PATH: leave use_mpi out."
+            )
+        mpi_run()
+    elif use_jsrun:
         if foreign("LSB_JOBID") is None:
             raise ValueError("jsrun is for jobs of LSF, and this is none: LSB_JOBID is not set.")
         js_run()

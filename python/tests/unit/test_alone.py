@@ -110,7 +110,7 @@ def test_what_is_built():
         hvd.mpi_threads_supported()
 
 
-def test_check_build_says_the_same():
+def test_check_build_says_the_same(tmp_path):
     table = subprocess.run([program(), "run", "--check-build"], capture_output=True, text=True, check=True).stdout
     operations = table.split("Available Tensor Operations:")[1]
     built = {
@@ -122,6 +122,17 @@ def test_check_build_says_the_same():
     }
     for name, there in built.items():
         assert f"[{'X' if there else ' '}] {name}\n" in operations, table
+
+    # Where mpi4py is, MPI can be used: of it, only whether it is there counts.
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").touch()
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "PATH": path}
+    for command, word in [
+        ([program(), "run", "--check-build"], "Operations:\n    [ ] NCCL\n    [ ] DDL\n    [ ] CCL\n    [X] MPI\n"),
+        ([sys.executable, "-c", "import corro.numpy as hvd; print('built:', hvd.mpi_built())"], "built: True"),
+    ]:
+        assert word in subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
 
 
 def test_custom_operators_pass_torchs_own_checks():

@@ -188,12 +188,15 @@ def test_horovods_launcher_by_its_parts(tmp_path, monkeypatch):
     assert not mpi_run.is_mpich()
     mpi_run.mpi_run(Settings(num_proc=2, hosts="a:2", extra_mpi_args="-x A"), None, None, ["python", "x.py"])
     assert "-np 2 -H a:2 -bind-to none -map-by slot -x A python x.py" in (tmp_path / "called").read_text()
+    called = []
+    launch.run_controller(None, called.clear, True, lambda: called.append("mpi"), None, called.clear)
+    assert called == ["mpi"]
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RuntimeError, match="corro run"):
         mpi_run.mpi_run(Settings(num_proc=2), None, None, ["true"])
 
     monkeypatch.delenv("LSB_JOBID", raising=False)
-    called = []
+    called.clear()
     launch.run_controller(None, lambda: called.append("gloo"), None, called.clear, None, called.clear)
     assert called == ["gloo"]
     for use_mpi, use_jsrun, word in [(True, None, "has not been built"), (None, True, "LSB_JOBID")]:

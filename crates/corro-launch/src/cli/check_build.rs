@@ -13,15 +13,16 @@ pub(super) fn table() -> String {
     // Without a GPU nobody needs it.
     let gpus = corro_cuda::driver().and_then(corro_cuda::Driver::device_count).is_ok_and(|count| count > 0);
     let nccl = gpus && doctor_gpu::nccl().is_ok();
+    let mpi = has("mpi4py");
     layout(&[
         (
             "Available Frameworks:",
             &[("TensorFlow", has("tensorflow")), ("PyTorch", has("torch")), ("MXNet", has("mxnet"))],
         ),
-        ("Available Controllers:", &[("MPI", false), ("Gloo", true)]),
+        ("Available Controllers:", &[("MPI", mpi), ("Gloo", true)]),
         (
             "Available Tensor Operations:",
-            &[("NCCL", nccl), ("DDL", false), ("CCL", false), ("MPI", false), ("Gloo", true)],
+            &[("NCCL", nccl), ("DDL", false), ("CCL", false), ("MPI", mpi), ("Gloo", true)],
         ),
     ])
 }

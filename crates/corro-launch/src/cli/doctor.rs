@@ -74,7 +74,7 @@ fn report(findings: &[Finding]) -> String {
     page
 }
 
-const FRAMEWORKS: &str = "torch tensorflow keras jax mxnet pyspark ray numpy corro horovod";
+const FRAMEWORKS: &str = "torch tensorflow keras jax mxnet pyspark ray mpi4py numpy corro horovod";
 
 /// `find_spec` finds a package without running any of it.
 const LOOK: &str = "
@@ -95,7 +95,7 @@ fn look_with_python() -> Option<Vec<(String, String)>> {
     Some(text.lines().filter_map(pair).collect())
 }
 
-/// Which frameworks can be imported here.
+/// Which packages, frameworks most of them, can be imported here.
 pub(super) fn frameworks() -> Vec<(String, bool)> {
     let found = look_with_python().unwrap_or_default();
     found.into_iter().skip(1).map(|(name, version)| (name, version != "-")).collect()

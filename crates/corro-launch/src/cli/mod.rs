@@ -129,7 +129,14 @@ impl Asked {
 pub fn understand(words: &[OsString], agent: Option<&[OsString]>) -> Result<Asked> {
     let wrong = |e: clap::Error| Error::Usage(e.to_string().trim_start_matches("error: ").trim_end().to_owned());
     let matches = flags::parse("corro run", words).map_err(wrong)?;
-    let request = request::understand(&matches, agent, &config::review_own())?;
+    let mut request = request::understand(&matches, agent, &config::review_own())?;
+    if request.handover.is_some() {
+        request.remarks.push(
+            "use_mpi has no effect on a function: its processes are started by Corro itself. To have mpirun start them, put the \
+             function into a script, and use `corro run --mpi`"
+                .into(),
+        );
+    }
     let output = output(&request)?;
     Ok(Asked { plan: request.plan, output, remarks: request.remarks, watching: request.watching })
 }
