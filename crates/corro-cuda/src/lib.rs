@@ -1,7 +1,8 @@
 //! CUDA without a compiler and without a link: what Corro needs of GPUs, opened when it is first asked for.
 //!
 //! Floor 1 of Corro. It owns the driver (`libcuda.so.1`), NCCL (`libnccl.so.2`), what tells how busy a GPU is (`libnvidia-ml.so.1`), and the few kernels that Corro brings
-//! itself. A host without a GPU loads nothing: nothing is opened before the first call of [`driver()`]. It never starts a
+//! itself. A host without a GPU loads nothing: the driver is opened by the first call of [`driver()`], NVIDIA's other libraries only
+//! where a program has a GPU in use or a profiler watches it. It never starts a
 //! thread, knows nothing of ranks beyond NCCL's numbers, and decides nothing: who copies what to whom is decided above.
 //!
 //! | module | holds |

@@ -1,5 +1,5 @@
 //! One log for every process of a job. All crates speak through [`tracing`]; this crate writes what they say to standard
-//! error, in Horovod's format, with who says it in front.
+//! error, in Horovod's format with who says it in front, or as JSON.
 //!
 //! [`init`] is called by what owns a process: the `corro` program, `corro._native`, `libcorro.so`. Libraries never call
 //! it: a Rust program that embeds them keeps whatever subscriber it has, and may call [`init`] if it has none.

@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | `without_gil` | the one place where the GIL is released and panics are caught |
 //! | `error` | which error becomes which exception |
-//! | `job` | the engine of this process |
+//! | `job`, `running` | the engine of this process |
 //! | `departure` | why this process leaves its job |
 //! | `elastic` | its place in an elastic job |
 //! | `compression` | what compression remembers, and has done |

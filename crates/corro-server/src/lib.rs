@@ -15,7 +15,7 @@
 //! | `entry`, [`shard`] | all decisions of a server (pure) |
 //! | `queue`, `parts`, [`session`] | all decisions of a worker (pure) |
 //! | [`saving`] | what servers own, in a file |
-//! | [`server`], [`client`] | the same with sockets |
+//! | `wire`, [`server`], [`client`] | the same with sockets |
 //! | [`launched`] | servers that a launcher has started, as ranks find them |
 //! | [`simulator`] | the pure parts in a world that goes wrong |
 //!
