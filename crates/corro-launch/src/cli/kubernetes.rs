@@ -15,8 +15,11 @@ use crate::kubernetes::kubectl::Kubectl;
 use crate::kubernetes::{Elastic, Job, JobSecret, documents, names, objects};
 
 pub(super) fn command() -> Command {
-    let manifest =
-        Command::new("manifest").about("Prints a job (Secret, Service, Job; a StatefulSet of workers if it is elastic) for `kubectl apply -f -`").args(job());
+    let manifest = Command::new("manifest")
+        .about(
+            "Prints a job (Secret, Service, Job; a StatefulSet of workers if it is elastic) for `kubectl apply -f -`",
+        )
+        .args(job());
     let run = Command::new("run")
         .about("Runs a job: makes it by kubectl, shows what ranks write, exits as the job does, and removes it")
         .args(job())
