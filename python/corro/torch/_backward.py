@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -14,9 +15,22 @@ queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._
 _FUNCTIONS_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 
 
-def within_backward() -> bool:
-    """Whether the backward of some function is running in this thread, and has started the pass that ends here."""
+def node_around() -> Any:
+    """The function whose backward is running in this thread, and has started the pass that ends here; None if none has."""
     frame = sys._getframe()
     while frame is not None and frame.f_code is not _FUNCTIONS_BACKWARD:
         frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
+    return None if frame is None else frame.f_locals["self"]
+
+
+def when_it_goes_on(node: Any, call: Callable[[], None]) -> list[Any]:
+    """Has `call` called once, when the pass that `node` is in comes to what follows the node. Gives hooks to be removed."""
+    hooks: list[Any] = []
+
+    def once(_gradients: Any) -> None:
+        while hooks:
+            hooks.pop().remove()
+        call()
+
+    hooks += [function.register_prehook(once) for function, _ in node.next_functions if function is not None]
+    return hooks

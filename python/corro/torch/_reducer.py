@@ -18,7 +18,7 @@ from corro._front.arguments import Sum
 from corro._front.checks import Facts
 from corro._front.process_sets import ProcessSet
 from corro.torch import _eager
-from corro.torch._backward import graph_task, queue_callback, within_backward
+from corro.torch._backward import graph_task, node_around, queue_callback, when_it_goes_on
 from corro.torch._facts import elements, of_gradients, of_round, of_start
 from corro.torch._groups import Group, buckets
 from corro.torch._shared import share_gradients
@@ -93,6 +93,8 @@ class Reducer:
         # Whether some rank had such: then a rank may yet ask for another round.
         self._may_go_on = False
         self._ends_with = -1
+        # Hooks that say when the pass around the one that has ended goes on.
+        self._around: list[Any] = []
         self._sparse: set[torch.Tensor] = set()
         self._watch = checks.Watch(process_set)
         self._facts: Facts | None = None
@@ -295,9 +297,14 @@ class Reducer:
 
     def end_of_backward(self) -> None:
         """The backward pass has come to its end."""
+        if self._outlived:
+            return
         # A pass within a pass, as checkpoints that are re-entrant run for their part of the model, is only a part. If
-        # nothing is missing it is the last; if nothing comes after it the step ends the round.
-        if self._outlived or (any(self._passes_left.values()) and within_backward()):
+        # nothing is missing it is the last; else the round ends with the pass around.
+        around = node_around() if any(self._passes_left.values()) else None
+        if around is not None:
+            _remove(self._around)
+            self._around = when_it_goes_on(around, functools.partial(_on_pass_around, weakref.ref(self)))
             return
         if self._late:
             self._settle()
@@ -446,7 +453,7 @@ class Reducer:
     def take_hook(self, state: Any, hook: CommHook) -> None:
         """From here on the hook reduces gradients."""
         if self.way is not None or self._compression is not NoneCompressor:
-            raise ValueError("a communication hook takes the place of compression=: leave that out.")
+            raise ValueError("a communication hook replaces compression=: do not give both.")
         self.way = Hooked(state, hook, list(self._names))
 
     def _submit_sparse(self, p: torch.Tensor, grad: torch.Tensor, name: str) -> None:
@@ -519,6 +526,7 @@ class Reducer:
         self._late.clear()
         self._facts = None
         self._seen = []
+        _remove(self._around)
         for group in self._groups:
             group.start_over()
         for p in self._passes_left:
@@ -538,6 +546,12 @@ def _on_end_of_backward(reducer: weakref.ref[Reducer]) -> None:
         alive.end_of_backward()
 
 
+def _on_pass_around(reducer: weakref.ref[Reducer]) -> None:
+    alive = reducer()
+    if alive is not None:
+        alive._finish_with_backward()
+
+
 def _on_all_submitted(reducer: weakref.ref[Reducer]) -> None:
     alive = reducer()
     if alive is not None:
@@ -545,8 +559,8 @@ def _on_all_submitted(reducer: weakref.ref[Reducer]) -> None:
 
 
 def _remove(hooks: list[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
+    while hooks:
+        hooks.pop().remove()
 
 
 def _outlive() -> None:

@@ -219,6 +219,30 @@ def test_checkpoints(use_reentrant, every):
     assert_equal_on_all_ranks(net.state_dict())
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_checkpoints_of_all_that_has_parameters_beside_one_that_is_not_used(nested):
+    """No parameter's gradient is made outside of a pass within the pass, and one of them never."""
+    net = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(2, 2)])
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = distributed(net)
+
+    def loss(rank, kept):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(rank)).requires_grad_(True)
+        run = (lambda part, x: checkpoint(part, x, use_reentrant=True)) if kept else (lambda part, x: part(x))
+        both = lambda x: run(net[1], run(net[0], x).tanh())  # noqa: E731
+        return (run(both, x) if nested else both(x)).square().mean()
+
+    for _ in range(2):
+        optimizer.zero_grad()
+        one_is_slow()
+        loss(hvd.rank(), True).backward()
+        wanted = averaged(lambda rank: loss(rank, False), list(net.parameters()))
+        for p, right in zip(net.parameters(), wanted, strict=True):
+            torch.testing.assert_close(p.grad, torch.zeros_like(p) if right is None else right)
+        optimizer.step()
+    assert_equal_on_all_ranks(net.state_dict())
+
+
 class Breaks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
