@@ -140,10 +140,12 @@ basics.after_shutdown(_begun.clear)
 class Watch:
     """Looks after one training: an optimizer's, say. Counts its rounds and compares what the ranks say of them."""
 
-    def __init__(self, process_set: ProcessSet) -> None:
+    def __init__(self, process_set: ProcessSet, name: str = "") -> None:
         self._process_set = process_set
         self._level = level()
         self._said: set[str] = set()
+        # What all ranks call this training; if that is not known, they count their trainings.
+        self._own_name = name
         self._name = ""
         self._suspects: list[list[int]] = []
         self.rounds = 0
@@ -194,7 +196,7 @@ class Watch:
         try:
             everyone = allgather_object(dict(facts), f"{self.name}.facts", self._process_set)
         except HorovodInternalError as error:
-            self._say(PARAMETER, f"the ranks do not train the same model any more; why could not be asked: {error}")
+            self._say(PARAMETER, f"the ranks do not train the same model any more, and asking why failed: {error}")
             return
         found = difference(dict(zip(self._process_set.ranks or [], everyone, strict=True)))
         if found is not None:
@@ -204,6 +206,8 @@ class Watch:
     @property
     def name(self) -> str:
         """What the collectives of this training's checks are called."""
+        if self._own_name:
+            return f"checks.{self._own_name}"
         if not self._name:
             number = next(_begun.setdefault(self._process_set.process_set_id, itertools.count()))
             self._name = f"checks.{number}"

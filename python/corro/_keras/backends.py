@@ -52,6 +52,9 @@ class Backend(Protocol):
     def look_up(self, table: Any, anchor: Any, ids: Any) -> Any:
         """Rows of a `TableAtServers`; their gradients go there when the backward pass comes, and that of the anchor is 0."""
 
+    def watch(self, process_set: Any, name: str) -> Any:
+        """What looks after a training that a program steps by itself: see `watching.LoopWatch`."""
+
     def uncompiled(self, function: Any) -> Any:
         """`function`, as a compiled step must call it if its compiler can't read it."""
 

@@ -46,7 +46,7 @@ def checked_groups(groups: Any, num_groups: int) -> Any:
         raise ValueError("groups must be a positive integer or a list of lists of variables.")
     members = [same_variable(variable) for group in groups for variable in group]
     if len(set(members)) != len(members):
-        raise ValueError("a variable can be in one of the groups only.")
+        raise ValueError("a variable is in more than one group: put it into one only.")
     return groups
 
 
@@ -93,6 +93,7 @@ class Reducer:
         self._scale_local = scale_local_gradients
         self._local_variables: list[Any] = []
         self._local_layers: list[Any] = []
+        self._watch: Any = None
 
     def add_local_variable(self, variable: Any) -> None:
         """This variable is trained by each rank for itself."""
@@ -113,6 +114,21 @@ class Reducer:
         if not self.process_set.included():
             return True
         return set_size(self.process_set) == 1 and not basics.elastic_enabled()
+
+    def look(self, reduced: Sequence[Any], variables: Sequence[Any], numbers: Callable[[], Any]) -> None:
+        """Has the ranks compare what they train, now and then, after a reduction."""
+        if self.alone:
+            return
+        if self._watch is None:
+            self._watch = self.backend.watch(self.process_set, self.name)
+        local = self.local()
+        pairs = [
+            (gradient, variable)
+            for gradient, variable in zip(reduced, variables, strict=True)
+            if gradient is not None and same_variable(variable) not in local
+        ]
+        if pairs:
+            self._watch.look(*zip(*pairs, strict=True), numbers)
 
     def prepare_for_compiled_steps(self) -> None:
         self._reduce = self.backend.uncompiled(self._reduce)  # type: ignore[method-assign]

@@ -80,12 +80,12 @@ class LocalSGD(Training):
 
 
 class DiLoCo(Training):
-    """Ranks train alone; every `every` batches an outer optimizer takes what they have learned for a gradient.
+    """Ranks train alone. Every `every` batches an outer optimizer uses the mean of their changes as a gradient.
 
-    `outer` is `hvd.callbacks.Nesterov(lr, momentum)`. With `fragments` the weights go in that many parts, one after
-    the other; with `delay` training goes on for as many batches while one is on its way; and of what a rank has when
-    it comes back, `alpha` stays (streaming DiLoCo). `compression` is written as "int8" or "int4 block=64". Compile the
-    model with an optimizer that is not distributed.
+    `outer` is `hvd.callbacks.Nesterov(lr, momentum)`. Streaming DiLoCo: `fragments` cuts the weights into so many
+    parts, which are sent one after the other; `delay` says for how many batches training goes on while a part is on its
+    way; `alpha` is the share of its own values that a rank keeps when the part comes back. `compression` is written as
+    "int8" or "int4 block=64". Compile the model with an optimizer that is not distributed.
 
     Example:
         >>> callbacks = [hvd.callbacks.DiLoCoCallback(every=100, fragments=4, compression="int8")]

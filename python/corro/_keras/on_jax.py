@@ -13,7 +13,9 @@ from jax.experimental import io_callback
 import corro.jax as hvd
 from corro._errors import HorovodInternalError
 from corro._front.process_sets import ProcessSet
+from corro._keras.watching import LoopWatch
 from corro.jax._eager import failure_of
+from corro.jax._versions import trace_state_clean
 from corro.jax.compression import Compression
 from corro.jax.embedding import look_up as look_up_in_jax
 
@@ -82,6 +84,10 @@ def outside_problem() -> str:
 
 def look_up(table: Any, anchor: Any, ids: Any) -> Any:
     return look_up_in_jax(table, anchor, ids)
+
+
+def watch(process_set: ProcessSet, name: str) -> LoopWatch:
+    return LoopWatch(process_set, name, trace_state_clean)
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

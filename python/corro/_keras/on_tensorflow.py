@@ -12,6 +12,7 @@ import corro.tensorflow as hvd
 from corro import _native
 from corro._errors import HorovodInternalError
 from corro._front.process_sets import ProcessSet
+from corro.tensorflow._watching import TrainingWatch
 from corro.tensorflow.compression import Compression
 from corro.tensorflow.elastic import is_lost_collective
 
@@ -132,6 +133,11 @@ def look_up(table: Any, anchor: Any, ids: Any) -> Any:
         return found, backward
 
     return rows(tf.convert_to_tensor(anchor))
+
+
+def watch(process_set: ProcessSet, _name: str) -> TrainingWatch:
+    # Not by the optimizer's name, which another may have: two compare side by side, each in a thread of its own.
+    return TrainingWatch(process_set)
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

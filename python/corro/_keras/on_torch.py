@@ -10,6 +10,7 @@ import torch
 import corro.torch as hvd
 from corro._errors import HorovodInternalError
 from corro._front.process_sets import ProcessSet
+from corro._keras.watching import LoopWatch
 from corro.torch.compression import Compression
 
 __all__ = ["Compression"]
@@ -91,6 +92,10 @@ class _LookUp(torch.autograd.Function):
 
 def look_up(table: Any, anchor: Any, ids: Any) -> Any:
     return _LookUp.apply(anchor, table, ids)
+
+
+def watch(process_set: ProcessSet, name: str) -> LoopWatch:
+    return LoopWatch(process_set, name, lambda: not torch.compiler.is_compiling())
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

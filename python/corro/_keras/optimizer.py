@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from corro._front import checks
 from corro._front.arguments import Average
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro._keras import keras2, patches
@@ -198,7 +199,7 @@ class PassesSoFar(NamedTuple):
 
 
 # What a distributed optimizer has beside the attributes of its class.
-OURS = ("_reducer", "_passes", "_average_passes", "_inside", "_pending")
+OURS = ("_reducer", "_passes", "_average_passes", "_inside", "_pending", "_is_watched")
 
 
 class DistributedKeras3:
@@ -215,6 +216,7 @@ class DistributedKeras3:
     _average_passes: bool
     _inside: bool
     _pending: Sequence[Any]
+    _is_watched: bool
 
     # From the optimizer's class.
     built: bool
@@ -225,7 +227,7 @@ class DistributedKeras3:
 
     def _distribute(self, reducer: Reducer, passes: int, average_passes: bool) -> None:
         # Not by `setattr`, which would have Keras track these as parts of the model.
-        ours = (reducer, passes, average_passes, False, ())
+        ours = (reducer, passes, average_passes, False, (), False)
         self.__dict__.update(zip(OURS, ours, strict=True))
         if passes > 1:
             self._accumulate(passes)
@@ -292,8 +294,10 @@ class DistributedKeras3:
             return super().apply_gradients(list(zip(reduced, variables, strict=True)), **kwargs)  # type: ignore[misc]
 
     def stateless_apply(self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
-        reduced = self._entering(grads, None)
-        with self._already_reduced():
+        # The variables are not those of the optimizer, so that these are not looked at.
+        with self._watched_elsewhere():
+            reduced = self._entering(grads, None)
+        with self._watched_elsewhere(), self._already_reduced():
             return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
 
     def _entering(self, gradients: Sequence[Any], variables: Any) -> list[Any]:
@@ -301,7 +305,27 @@ class DistributedKeras3:
             return list(gradients)
         if self.gradient_accumulation_steps:
             return self._densified(gradients)
-        return self._reducer(gradients, self._trainable_variables if variables is None else list(variables))
+        variables = self._trainable_variables if variables is None else list(variables)
+        return self._looked_after(self._reducer(gradients, variables), variables)
+
+    def _looked_after(self, reduced: list[Any], variables: Sequence[Any]) -> list[Any]:
+        if not self._is_watched:
+            self._reducer.look(reduced, variables, self._numbers)
+        return reduced
+
+    def _numbers(self) -> dict[tuple[str, str], Any]:
+        """What the ranks compare of an optimizer."""
+        return {(checks.RATE, ""): self.learning_rate, (checks.STEPS, ""): self._iterations}
+
+    @contextmanager
+    def _watched_elsewhere(self) -> Iterator[None]:
+        """For `fit`, whose callback has the ranks compare what they train, outside of the steps."""
+        before = self._is_watched
+        self.__dict__["_is_watched"] = True
+        try:
+            yield
+        finally:
+            self.__dict__["_is_watched"] = before
 
     def _densified(self, gradients: Sequence[Any]) -> list[Any]:
         """Accumulators are dense; a sparse gradient becomes so only if the user agrees."""
@@ -358,7 +382,7 @@ class DistributedKeras3:
         return None
 
     def _leaving(self, gradients: list[Any]) -> list[Any]:
-        reduced = self._reducer(gradients, self._pending)
+        reduced = self._looked_after(self._reducer(gradients, self._pending), self._pending)
         if self._passes == 1 or self._average_passes:
             return reduced
         # Keras has divided by the number of steps.

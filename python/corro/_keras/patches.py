@@ -105,6 +105,8 @@ def _fit(keras: Any, original: Callable[..., Any], model: Any, *args: Any, **kwa
         listed = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
         # The last one, after what broadcasts the weights and what sets the learning rate.
         given.arguments["callbacks"] = [*listed, callback_for(keras, distributed)]
+        with distributed._watched_elsewhere():
+            return original(*given.args, **given.kwargs)
     return original(*given.args, **given.kwargs)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from corro._front.arguments import Adasum, Average
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.jax._reduction import Reduction
+from corro.jax._watching import TrainingWatch
 from corro.jax.compression import Compression
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     own step and the steps are combined. With `backward_passes_per_step` gradients of so many calls of `update` are added up
     (`average_aggregated_gradients`: averaged) before they are reduced; in between the updates are zero.
 
-    `mode="ps"` has parameter servers do it. With `staleness=0` they average gradients. With a bound, ranks may be as many
-    steps apart (None: any number), and servers own the parameters and run the optimizer, which is said in their
-    words: `hvd.DistributedOptimizer(corro.ps.Adam(lr=1e-3), mode="ps", staleness=3)`. Then `update` needs the parameters,
-    and takes a `learning_rate=` in place of the optimizer's own. `servers` is as in `corro.ps.Store`.
+    `mode="ps"` has parameter servers do it. With `staleness=0` they average gradients. With a larger `staleness` ranks
+    may be that many steps apart (None: any number), and servers own the parameters and run the optimizer, which is said
+    in their words: `hvd.DistributedOptimizer(corro.ps.Adam(lr=1e-3), mode="ps", staleness=3)`. Then `update` needs the
+    parameters, and takes a `learning_rate=` in place of the optimizer's own. `servers` is as in `corro.ps.Store`.
 
     Ranks must make the same calls of `update`. Give different names to two optimizers of one program.
 
@@ -86,6 +87,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         rule = _training.rule_of(op, gradient_predivide_factor)
         reduce = _served.ServedReduction(name, rule, process_set, servers, codes)
     inner = optax.with_extra_args_support(optimizer)  # type: ignore[arg-type]
+    watch = TrainingWatch(process_set, name)
 
     def step(gradients: Any, state: Any, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
         if op != Adasum:
@@ -94,7 +96,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return reduce(updates), state
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        return step(gradients, state, params, extra)
+        updates, after = step(gradients, state, params, extra)
+        watch.look(params, state, updates)
+        return updates, after
 
     if backward_passes_per_step == 1:
         return optax.GradientTransformationExtraArgs(inner.init, update)
@@ -117,7 +121,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             zeros = jax.tree_util.tree_map(jnp.zeros_like, gradients)
             return zeros, AggregationState(state.inner, total, state.passes + 1)
 
-        return jax.lax.cond(state.passes + 1 >= backward_passes_per_step, whole, part)
+        updates, after = jax.lax.cond(state.passes + 1 >= backward_passes_per_step, whole, part)
+        watch.look(params, state.inner, updates)
+        return updates, after
 
     return optax.GradientTransformationExtraArgs(init, aggregating)
 

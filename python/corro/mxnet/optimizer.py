@@ -12,6 +12,7 @@ from corro._front import basics
 from corro._front.arguments import Average, Sum, set_size
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.common.util import split_list
+from corro.mxnet._watching import TrainingWatch
 from corro.mxnet.compression import Compression
 from corro.mxnet.mpi_ops import allreduce_, grouped_allreduce_
 
@@ -55,6 +56,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         if _averages_here():
             self._op = Sum
             self._optimizer.rescale_grad *= gradient_predivide_factor / max(set_size(process_set), 1)
+        self._watch = TrainingWatch(process_set)
+        # What is trained, by index: they come one by one.
+        self._weights: dict[Any, tuple[str, Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
@@ -69,12 +73,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Reduces the gradients, and takes the optimizer's step."""
-        self._reduce(index, grad)
+        self._reduce(index, weight, grad)
         self._optimizer.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """The same, for weights of 16 bits."""
-        self._reduce(index, grad)
+        self._reduce(index, weight, grad)
         self._optimizer.update_multi_precision(index, weight, grad, state)
 
     def set_learning_rate(self, lr: float) -> None:
@@ -89,10 +93,15 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         """The optimizer's own."""
         self._optimizer.set_wd_mult(args_wd_mult)
 
-    def _reduce(self, index: Any, grad: Any) -> None:
+    def _reduce(self, index: Any, weight: Any, grad: Any) -> None:
         if set_size(self._process_set) == 1 or not self._process_set.included():
             return
         several = isinstance(index, (tuple, list))
+        weights = dict(zip(index, weight, strict=True)) if several else {index: weight}
+        # A round is over when the first of them comes again.
+        if next(iter(self._weights), None) in weights:
+            self._watch.look(self._optimizer, list(self._weights.values()))
+        self._weights.update({i: (f"with index {i}", one) for i, one in weights.items()})
         pairs = list(zip(index, grad, strict=True)) if several else [(index, grad)]
         _reduce_all(pairs, self._op, self._predivide, self._num_groups if several else 0, self._process_set)
 
@@ -141,7 +150,8 @@ class DistributedTrainer(mx.gluon.Trainer):
         if isinstance(optimizer, DistributedOptimizer):
             optimizer = optimizer._optimizer
             warnings.warn(
-                "DistributedTrainer does not take DistributedOptimizer as its optimizer: unwrapped.", stacklevel=2
+                "DistributedTrainer needs a plain optimizer, not a DistributedOptimizer; it uses the one inside.",
+                stacklevel=2,
             )
         if isinstance(params, (dict, mx.gluon.parameter.ParameterDict)):
             params = [params[key] for key in sorted(params.keys())]
@@ -155,19 +165,24 @@ class DistributedTrainer(mx.gluon.Trainer):
         if _averages_here():
             self._op = Sum
             self._scale *= gradient_predivide_factor / max(set_size(process_set), 1)
+        self._watch = TrainingWatch(process_set)
 
     def _allreduce_grads(self) -> None:
         if set_size(self._process_set) == 1 or not self._process_set.included():
             return
-        pairs = [
-            (f"{self._prefix}{i}", gradient)
-            for i, parameter in enumerate(self._params)
-            if parameter.grad_req != "null"
-            for gradient in parameter.list_grad()
-        ]
+        trained = [(i, parameter) for i, parameter in enumerate(self._params) if parameter.grad_req != "null"]
+        pairs = [(f"{self._prefix}{i}", gradient) for i, parameter in trained for gradient in parameter.list_grad()]
         packed = [(name, gradient, *self._compression.compress(gradient)) for name, gradient in pairs]
         sent = [(name, small) for name, _, small, _ in packed]
         _reduce_all(sent, self._op, self._predivide, self._num_groups, self._process_set)
         for _, gradient, small, context in packed:
             if small is not gradient:
                 gradient[:] = self._compression.decompress(small, context)
+        self._watch.look(
+            self._optimizer, [(_own_name(parameter, i), parameter.list_data()[0]) for i, parameter in trained]
+        )
+
+
+def _own_name(parameter: Any, position: int) -> str:
+    """The same on all ranks: a parameter's name in full counts what else a rank has made before."""
+    return f"{parameter.name.rsplit('_', 1)[-1]} (number {position + 1})"

@@ -14,7 +14,7 @@ from corro._front.engine_compression import Settings, name_apart, of_spec, setti
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.common.util import split_list
 from corro.tensorflow._dense import allreduce, grouped_allreduce
-from corro.tensorflow._watching import watch_over
+from corro.tensorflow._watching import Numbers, watch_over
 from corro.tensorflow.compression import Compression
 from corro.tensorflow.mpi_ops import size_op
 from corro.tensorflow.util import as_it_is
@@ -84,6 +84,8 @@ class Reduction:
         self.groups = groups
         self.process_set = process_set
         self.scale_local_gradients = scale_local_gradients
+        # What the optimizer tells of itself, for the ranks to compare.
+        self.numbers: Numbers = dict
         # What belongs to this rank alone: not reduced.
         self.local: set[Any] = set()
 
@@ -123,7 +125,7 @@ class Reduction:
         if mine and self.options["op"] != Adasum:
             shared = [variables[i] for i in mine if hasattr(variables[i], "assign")]
             if shared:
-                watch_over(shared, self.process_set).look([results[i] for i in mine], shared)
+                watch_over(shared, self.process_set).look([results[i] for i in mine], shared, self.numbers)
         return results
 
     def _scaled(self, gradient: Any) -> Any:

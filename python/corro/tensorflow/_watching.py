@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,8 +27,10 @@ from corro.runner.util.threads import in_thread
 from corro.tensorflow import _xla
 from corro.tensorflow.util import as_it_is, is_keras_variable
 
-# A few elements of each parameter, by its name.
-Samples = list[tuple[str, list[float]]]
+# A few elements of each parameter, and what the optimizer tells of itself.
+Samples = dict[tuple[str, str], Any]
+# What an optimizer tells of itself, as numbers, tensors or variables: asked for where it is looked at.
+Numbers = Callable[[], Mapping[tuple[str, str], Any]]
 
 
 class TrainingWatch:
@@ -44,7 +46,7 @@ class TrainingWatch:
         _all.add(self)
 
     @as_it_is
-    def look(self, reduced: Sequence[Any], variables: Sequence[Any]) -> None:
+    def look(self, reduced: Sequence[Any], variables: Sequence[Any], numbers: Numbers = dict) -> None:
         """Counts a round, after `reduced` has been, and compares what the ranks have if the round is one to look at."""
         if not self._watch.wanted or _xla.compiling() or not tf.compat.v1.executing_eagerly_outside_functions():
             # Compiled programs call no Python, and graphs of TensorFlow 1 would have to initialise the count.
@@ -54,11 +56,14 @@ class TrainingWatch:
         names = [_name_of(i, variable) for i, variable in enumerate(variables)]
         if tf.executing_eagerly():
             if self._watch.next_round():
-                self._compare(self._watch.rounds, _named(names, [_sample(variable) for variable in variables]))
+                keys, samples = _all_samples(names, variables, numbers)
+                self._compare(self._watch.rounds, _named(keys, samples))
         else:
-            self._look_in_graph(reduced, variables, names)
+            self._look_in_graph(reduced, variables, names, numbers)
 
-    def _look_in_graph(self, reduced: Sequence[Any], variables: Sequence[Any], names: list[str]) -> None:
+    def _look_in_graph(
+        self, reduced: Sequence[Any], variables: Sequence[Any], names: list[str], numbers: Numbers
+    ) -> None:
         with tf.init_scope():
             if self._rounds is None:
                 self._rounds = tf.Variable(self._watch.rounds, trainable=False, dtype=tf.int64, name="corro_rounds")
@@ -66,10 +71,10 @@ class TrainingWatch:
             number = self._rounds.assign_add(1)
 
         def compare() -> Any:
-            samples = [_sample(variable) for variable in variables]
+            keys, samples = _all_samples(names, variables, numbers)
 
             def in_python(number: Any, *samples: Any) -> None:
-                self._compare_later(int(number), _named(names, samples))
+                self._compare_later(int(number), _named(keys, samples))
 
             called = tf.py_function(in_python, [number, *samples], [])
             with tf.control_dependencies([called]):
@@ -80,7 +85,7 @@ class TrainingWatch:
     def _compare(self, number: int, samples: Samples) -> None:
         self._watch.rounds = number
         if number > 1:
-            self._watch.compare({(checks.PARAMETER, name): sample for name, sample in samples})
+            self._watch.compare(samples)
 
     def _compare_later(self, number: int, samples: Samples) -> None:
         if checks.level() > 1:
@@ -167,5 +172,21 @@ def _name_of(position: int, variable: Any) -> str:
     return f"{own_name.rstrip('_0123456789')} (number {position + 1})"
 
 
-def _named(names: Sequence[str], samples: Sequence[Any]) -> Samples:
-    return [(name, sample.numpy().tolist()) for name, sample in zip(names, samples, strict=True)]
+def _all_samples(
+    names: Sequence[str], variables: Sequence[Any], numbers: Numbers
+) -> tuple[list[tuple[str, str]], list[Any]]:
+    """What is compared, and the tensors that tell it."""
+    told = numbers()
+    keys = [*told, *((checks.PARAMETER, name) for name in names)]
+    return keys, [*map(_number, told.values()), *map(_sample, variables)]
+
+
+def _number(value: Any) -> Any:
+    # As exactly as it is given: 0.1 is no number of 32 bits.
+    exact = tf.constant(value, tf.float64) if isinstance(value, (int, float)) else _tensor(value)
+    return tf.reshape(tf.cast(exact, tf.float64), [])
+
+
+def _named(keys: Sequence[tuple[str, str]], samples: Sequence[Any]) -> Samples:
+    values = [sample.numpy().tolist() for sample in samples]
+    return {k: int(value) if k[0] == checks.STEPS else value for k, value in zip(keys, values, strict=True)}

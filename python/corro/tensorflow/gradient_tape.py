@@ -75,7 +75,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> DistributedTape:
-    """A tape like `gradtape`, which goes on being it, whose `gradient` reduces over all ranks.
+    """A tape that does what `gradtape` does, but whose `gradient` reduces over all ranks.
 
     `op`, `groups`, `compression`, `sparse_as_dense` and `gradient_predivide_factor` are those of `DistributedOptimizer`.
     `tape.register_local_source(variable)` leaves the gradient of a variable to each rank.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import tensorflow as tf
 
-from corro._front.arguments import Adasum, Average
+from corro._front import checks
+from corro._front.arguments import Adasum, Average, Sum
 from corro._front.process_sets import ProcessSet, global_process_set
 from corro.tensorflow._dense import allreduce
 from corro.tensorflow._reduction import Reduction, check_predivide, checked_groups
@@ -31,6 +33,7 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[valid-type] # TensorFlow h
         super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = reduction
+        reduction.numbers = self._numbers
         self._agg_helper: LocalGradientAggregationHelper | None = None
         if backward_passes_per_step > 1:
             if tf.executing_eagerly():
@@ -41,6 +44,12 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[valid-type] # TensorFlow h
             self._agg_helper = LocalGradientAggregationHelper(
                 backward_passes_per_step, reduction, reduction.sparse_as_dense, average_aggregated_gradients
             )
+
+    def _numbers(self) -> dict[tuple[str, str], Any]:
+        """The learning rate, which the optimizers of TensorFlow 1 keep by two names. They count no steps."""
+        rate = getattr(self._optimizer, "_learning_rate", getattr(self._optimizer, "_lr", None))
+        rate = rate() if callable(rate) else rate
+        return {} if rate is None else {(checks.RATE, ""): rate}
 
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays this rank's own."""
@@ -197,6 +206,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             raise ValueError("op == Adasum is not supported yet with Keras")
         import corro.tensorflow.keras as hvd_keras
 
+        _warn_of_ignored(op, groups, use_locking)
         return hvd_keras.DistributedOptimizer(
             optimizer,
             name=name,
@@ -214,6 +224,27 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "Provided optimizer doesn't inherit from either legacy TensorFlow or Keras optimizer: "
         f"it is a {type(optimizer).__name__}."
     )
+
+
+_ignored: set[str] = set()
+
+
+def _warn_of_ignored(op: int, groups: Any, use_locking: bool) -> None:
+    """Says, once for each, what has no effect with an optimizer of Keras: as in Horovod, whose scripts give them anyway."""
+    given = {
+        f"op={'Sum' if op == Sum else op}": op != Average,
+        "groups": groups is not None,
+        "use_locking": use_locking,
+    }
+    for argument, is_given in given.items():
+        if is_given and argument not in _ignored:
+            _ignored.add(argument)
+            warnings.warn(
+                f"DistributedOptimizer of corro.tensorflow ignores {argument} for an optimizer of Keras, as Horovod does: "
+                f"gradients are averaged, in one group. Use corro.tensorflow.keras.DistributedOptimizer, which "
+                f"{'has no use_locking' if argument == 'use_locking' else 'takes it'}.",
+                stacklevel=3,
+            )
 
 
 def _is_keras(optimizer: Any) -> bool:
