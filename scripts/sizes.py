@@ -1,8 +1,9 @@
-"""Checks that no file of Rust has more than 600 lines, and no function more than 80; tests and tables don't count.
+"""Checks that no file of Rust or Python has more than 600 lines, and no function more than 80; tests don't count.
 
-Run by `make lint`. A table is a file or function that says the same kind of thing many times over: `TABLES` names them.
+Run by `make lint`. In Python a function's docstring does not count: it is a part of the reference, with an example.
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -14,9 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES = 600
 FUNCTION_LINES = 80
 
-TABLES = {
-    "crates/corro-core/src/config.rs",  # every environment variable, once
-}
+# Where our Python is, but for its tests.
+PYTHON = ("python/corro", "python/corro-horovod", "examples", "scripts", "bench")
 
 FUNCTION = re.compile(r"\bfn\s+(\w+)")
 
@@ -44,13 +44,31 @@ def too_long(path: Path, name: str) -> list[str]:
     return found
 
 
+def docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    match function.body[0]:
+        case ast.Expr(value=ast.Constant(value=str())) as text:
+            return (text.end_lineno or text.lineno) - text.lineno + 1
+    return 0
+
+
+def too_long_python(text: str, name: str) -> list[str]:
+    found = [name] if lines(text.rstrip()) > FILE_LINES else []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring_lines(node)
+            if length > FUNCTION_LINES:
+                found.append(f"{name}: {node.name}")
+    return found
+
+
 def main() -> int:
     wrong = []
+    for folder in PYTHON:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            wrong += too_long_python(path.read_text(), path.relative_to(ROOT).as_posix())
     for crate in crates(ROOT):
         for path in sources(crate):
-            name = path.relative_to(ROOT).as_posix()
-            if name not in TABLES:
-                wrong += too_long(path, name)
+            wrong += too_long(path, path.relative_to(ROOT).as_posix())
     for line in wrong:
         print(f"sizes: {line} is too long: {FILE_LINES} lines a file, {FUNCTION_LINES} a function", file=sys.stderr)
     return 1 if wrong else 0
