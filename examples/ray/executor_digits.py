@@ -33,6 +33,7 @@ def train(epochs: int) -> float:
 
     @hvd.elastic.run
     def loop(state: Any) -> None:
+        loss = torch.zeros(())
         while state.epoch < epochs:
             # The last 297 are for the test; of the others each rank takes its share.
             for batch in torch.arange(1500)[hvd.rank() :: hvd.size()].split(64):
@@ -58,7 +59,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few epochs only")
     options = parser.parse_args()
     ray.init()
-    many = {"min_workers": 1, "max_workers": options.workers} if options.elastic else {"num_workers": options.workers}
+    many: dict[str, Any] = (
+        {"min_workers": 1, "max_workers": options.workers} if options.elastic else {"num_workers": options.workers}
+    )
     executor = RayExecutor(RayExecutor.create_settings(timeout_s=60), **many)
     executor.start()
     accuracies = executor.run(train, args=[5 if options.quick else 20], callbacks=[print])

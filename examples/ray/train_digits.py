@@ -11,7 +11,7 @@ import argparse
 import tempfile
 from typing import Any
 
-import ray
+import ray.train
 from ray.train import RunConfig, ScalingConfig
 
 from corro.ray.train import CorroTrainer
@@ -32,6 +32,7 @@ def train(config: dict[str, Any]) -> None:
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    accuracy = 0.0
     for _ in range(config["epochs"]):
         # The last 297 are for the test; of the others each rank takes its share.
         for batch in torch.arange(1500)[hvd.rank() :: hvd.size()].split(64):
@@ -40,9 +41,10 @@ def train(config: dict[str, Any]) -> None:
             optimizer.step()
         with torch.no_grad():
             right = model(images[1500:]).argmax(1) == labels[1500:]
-        ray.train.report({"accuracy": float(right.float().mean())})
+        accuracy = float(right.float().mean())
+        ray.train.report({"accuracy": accuracy})
     if hvd.rank() == 0:
-        print(f"ranks {hvd.size()}   test accuracy {float(right.float().mean()):.2%}", flush=True)
+        print(f"ranks {hvd.size()}   test accuracy {accuracy:.2%}", flush=True)
     hvd.shutdown()
 
 

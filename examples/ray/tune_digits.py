@@ -58,10 +58,11 @@ def main() -> None:
     options = parser.parse_args()
     ray.init()
     rates = [0.01, 0.3] if options.quick else [0.001, 0.01, 0.1, 0.3, 1.0]
+    # Nothing for the trial itself, which only waits, and a bundle for each worker.
+    bundles: list[dict[str, float]] = [{}, *[{"CPU": 1.0} for _ in range(WORKERS)]]
     with tempfile.TemporaryDirectory() as folder:
         tuner = tune.Tuner(
-            # Nothing for the trial itself, which only waits, and a bundle for each worker.
-            tune.with_resources(trial, tune.PlacementGroupFactory([{}] + [{"CPU": 1}] * WORKERS)),
+            tune.with_resources(trial, tune.PlacementGroupFactory(bundles)),
             param_space={"rate": tune.grid_search(rates), "epochs": 5 if options.quick else 20},
             run_config=tune.RunConfig(storage_path=folder),
         )

@@ -19,7 +19,7 @@ def images(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     pictures = chance.random((count, 28, 28), np.float32) * 0.4
     for picture, digit in zip(pictures, digits, strict=True):
         top, left = chance.integers(5, 9), chance.integers(8, 12)
-        for bar, (first, last, begin, end) in zip(BARS[digit], PLACES, strict=True):
+        for bar, (first, last, begin, end) in zip(BARS[int(digit)], PLACES, strict=True):
             if bar == "1":
                 picture[top + first : top + last, left + begin : left + end] = 0.8
     return pictures.reshape(count, 784), digits

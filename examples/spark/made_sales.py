@@ -22,8 +22,8 @@ def tables(spark: Any, days: int = 120, seed: int = 0) -> tuple[Any, Any]:
     size, kind = chance.lognormal(0, 0.3, count), chance.integers(0, len(KINDS), count)
     distance = chance.lognormal(1, 1, count)
     week = np.array([1.2, 1.0, 0.95, 1.0, 1.1, 1.3, 0.2])
-    shops = [(shop, KINDS[kind[shop]], float(distance[shop])) for shop in range(count)]
-    sales = []
+    shops = [(shop, KINDS[int(kind[shop])], float(distance[shop])) for shop in range(count)]
+    sales: list[tuple[int, int, bool, float]] = []
     for day in range(days):
         advertised = chance.random(count) < 0.3
         usual = 5000 * size * (1 + 0.2 * kind) * week[day % 7] * (1 + 0.2 * np.sin(day / 365 * 2 * np.pi))
@@ -48,7 +48,7 @@ def prepared(shops: Any, sales: Any) -> Any:
         F.log1p("competitor_km").alias("distance"), F.sin(turn).alias("season_sin"), F.cos(turn).alias("season_cos"),
         F.log("sold").cast("float").alias("log_sold"),
     )  # fmt: skip
-    stages = [
+    stages: list[Any] = [
         StringIndexer(inputCol="kind", outputCol="kind_index"),
         VectorAssembler(inputCols=NUMBERS, outputCol="plain_numbers"),
         StandardScaler(withMean=True, inputCol="plain_numbers", outputCol="numbers"),

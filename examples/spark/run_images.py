@@ -39,6 +39,7 @@ def train(pictures: Any, digits: Any, epochs: int) -> float:
 
     @hvd.elastic.run
     def loop(state: Any) -> None:
+        loss = torch.zeros(())
         while state.epoch < epochs:
             # As many batches on each rank, so that all take the same steps.
             share = torch.randperm(known, generator=torch.Generator().manual_seed(state.epoch))

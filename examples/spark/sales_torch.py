@@ -23,11 +23,10 @@ class Sales(torch.nn.Module):
     def __init__(self, categories: list[int], numbers: int) -> None:
         super().__init__()
         self.embeddings = torch.nn.ModuleList([torch.nn.Embedding(count, 4) for count in categories])
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(4 * len(categories) + numbers, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)
-        )
+        last = torch.nn.Linear(32, 1)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4 * len(categories) + numbers, 32), torch.nn.ReLU(), last)
         # What is learned is how far a shop is from the mean of all.
-        torch.nn.init.constant_(self.layers[-1].bias, 8.5)
+        torch.nn.init.constant_(last.bias, 8.5)
 
     def forward(self, *columns: Any) -> Any:
         *categories, numbers = columns

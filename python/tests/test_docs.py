@@ -120,10 +120,15 @@ def test_pages_that_are_wrong_are_found(tmp_path: Path, monkeypatch: pytest.Monk
         "```sh\nls\n```\n": "neither run nor said",
         "<!-- not run -->\n```console\n$ ls\n```\n": "needs a reason",
         "<!-- page: rank=2 -->\n": "no setting",
+        "```text\npip install corro\n```\n": ":2: a command outside of a console block",
+        "text\n\n    cargo build\n": ":3: a command outside of a console block",
+        "- a list:\n  ```sh\n  ls\n  ```\n": "neither run nor said",
     }.items():
         page.write_text(text)
         with pytest.raises(ValueError, match=word):
             docs_pages.read(page)
+    page.write_text("```text\ncorro run: a rank was lost\n```\n<!-- file: a.py = x = 1 -->\n```console\n$ true\n```\n")
+    assert docs_pages.read(page).blocks[1].text == "x = 1\n"
     page.write_text("```python\nx = 1\n```\ntext\n```python\nraise ValueError\n```\n")
     assert docs_pages.read(page).python().splitlines().index("raise ValueError") == 5
     page.write_text("```console\n$ echo a; \\\n  echo b\na\nb\n$ true\n```\n")
@@ -158,6 +163,26 @@ def test_every_page_is_in_a_list() -> None:
             }
     pages = {page.with_suffix("").resolve() for page in docs.rglob("*.md") if "_build" not in page.parts}
     assert sorted(str(page.relative_to(docs)) for page in pages - listed) == ["index"]
+
+
+def test_links_of_the_readme_are_whole() -> None:
+    """It is the page of both packages on PyPI, from which a relative link leads nowhere."""
+    for readme in ("README.md", "python/corro-horovod/README.md"):
+        text = (docs_pages.REPOSITORY / readme).read_text()
+        links = re.findall(r"\]\(([^)\s]+)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+        assert links
+        assert not [link for link in links if not link.startswith("https://")], readme
+
+
+def test_packages_say_the_same_of_python() -> None:
+    """`corro-horovod` runs where `corro` does."""
+
+    def told(file: str) -> list[str]:
+        text = (docs_pages.REPOSITORY / file).read_text()
+        return re.findall(r'^(?:requires-python = .*|    "Programming Language :: Python.*)$', text, re.MULTILINE)
+
+    assert len(told("pyproject.toml")) > 2
+    assert told("pyproject.toml") == told("python/corro-horovod/pyproject.toml")
 
 
 def test_names_without_an_example_are_found() -> None:

@@ -1,5 +1,7 @@
-"""A program that uses every public name of `corro` itself and of `corro.numpy`. It is never run: type checkers read it, in
-their strict modes. `test_typing.py` has them do so, and looks whether a name is missing here.
+"""A program that uses every public name of `corro` itself, `corro.numpy`, `corro.ps`, `corro.data` and `corro.runner`.
+
+It is never run: type checkers read it, in their strict modes. `test_typing.py` has them do so, and looks whether a name is
+missing here.
 """
 
 import threading
@@ -11,8 +13,8 @@ from numpy.typing import NDArray
 import corro
 import corro.numpy as hvd
 import corro.spark
+from corro import data, ps, runner
 from horovod.common.util import split_list
-from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
 from horovod.runner.common.util import codec, host_hash, safe_shell_exec, secret
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.common.util.settings import Settings
@@ -116,12 +118,44 @@ def on_spark() -> None:
     assert_type(corro.spark.run_elastic(train, (0.1,), num_proc=2, max_num_proc=4, report=True), list[int])
 
 
-class Loader(AsyncDataLoaderMixin, BaseDataLoader):
+class Loader(data.AsyncDataLoaderMixin, data.BaseDataLoader):
     def __len__(self) -> int:
         return 3
 
     def _iterate(self) -> Any:
         return iter(range(3))
+
+
+def function_as_a_job() -> None:
+    try:
+        assert_type(runner.run(divided, (3, 2), num_proc=2, env={"A": "b"}, page=True, logdir="logs"), list[float])
+    except runner.JobFailed as failure:
+        assert_type(failure.rank, int | None)
+
+
+def parameter_servers(x: NDArray[np.float32]) -> None:
+    for consistency in (ps.BSP(), ps.SSP(bound=3), ps.Async(staleness_lr=False)):
+        ps.Store(consistency=consistency, servers="mixed").close()
+    with ps.Store() as store:
+        for optimizer in (ps.SGD(0.1, momentum=0.9), ps.Adam(), ps.AdamW(), ps.Adagrad(lr=0.1), ps.RowAdagrad()):
+            store.set_optimizer(optimizer)
+        store.init("x", x, rule="average", compression="int8")
+        store.push("x", x, lr=0.1)
+        # Which framework's array it is, the program knows: the one that it gave to `init`.
+        assert_type(store.pull("x"), Any)
+        assert_type(store.pull("x", out=x), NDArray[np.float32])
+        pulled = store.pull_async("x")
+        assert_type(pulled, ps.Pulled)
+        assert_type(pulled.done(), bool)
+        assert_type(pulled.wait(out=x), NDArray[np.float32])
+        assert_type(store.pushpull("x", x, out=x), NDArray[np.float32])
+        store.push_rows("x", [0], x[:1])
+        assert_type(store.pull_rows("x", [0], out=x[:1]), NDArray[np.float32])
+        assert_type(store.stats(), dict[str, Any])
+        store.clock()
+        store.barrier()
+        store.save("folder")
+        store.load("folder")
 
 
 def processes() -> None:

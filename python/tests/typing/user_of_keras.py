@@ -67,6 +67,10 @@ def training() -> None:
         hvd.callbacks.LearningRateWarmupCallback(initial_lr=1e-3, warmup_epochs=3, verbose=1),
         hvd.callbacks.LearningRateScheduleCallback(initial_lr=1e-3, multiplier=lambda epoch: 0.1**epoch, start_epoch=3),
         hvd.callbacks.BestModelCheckpoint(monitor="val_loss"),
+        hvd.callbacks.LogValuesCallback(),
+        hvd.callbacks.LocalSGDCallback(every=4),
+        hvd.callbacks.DiLoCoCallback(hvd.callbacks.Nesterov(0.7, 0.9), every=4),
+        hvd.callbacks.GossipCallback(graph="ring"),
     ]
     model.fit([0.0], [0.0], callbacks=callbacks)
     hvd.broadcast_variables(model.weights, root_rank=0)
@@ -79,7 +83,15 @@ def training() -> None:
 def training_by_tensorflow() -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(tf_hvd.DistributedOptimizer(keras.optimizers.Adam(), groups=2), "mse")
-    model.fit([0.0], [0.0], callbacks=[tf_hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)])
+    callbacks = [
+        tf_hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0),
+        tf_hvd.callbacks.MetricAverageCallback(),
+        tf_hvd.callbacks.LearningRateWarmupCallback(initial_lr=1e-3),
+        tf_hvd.callbacks.LearningRateScheduleCallback(initial_lr=1e-3, multiplier=0.1),
+        tf_hvd.callbacks.BestModelCheckpoint(monitor="val_loss"),
+        tf_hvd.callbacks.LogValuesCallback(),
+    ]
+    model.fit([0.0], [0.0], callbacks=callbacks)
     tf_hvd.broadcast_variables(model.weights, root_rank=0)
     tf_hvd.load_model("model.keras")
     tf_hvd.broadcast_global_variables(0)
@@ -96,11 +108,21 @@ def elastic_training(state: hvd.elastic.KerasState, epochs: int) -> float:
     return 0.5
 
 
+@tf_hvd.elastic.run
+def tf_elastic_training(state: tf_hvd.elastic.KerasState) -> int:
+    state.commit()
+    return 1
+
+
 def elastic(model: keras.Model) -> None:
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     state.epoch = 3
     assert_type(elastic_training(state, epochs=10), float)
-    tf_hvd.elastic.KerasState(model, epoch=0).commit()
+    tf_state = tf_hvd.elastic.KerasState(model, epoch=0)
+    tf_hvd.elastic.UpdateEpochStateCallback(tf_state)
+    tf_hvd.elastic.UpdateBatchStateCallback(tf_state)
+    tf_hvd.elastic.CommitStateCallback(tf_state)
+    assert_type(tf_elastic_training(tf_state), int)
 
 
 def fewer_bytes() -> None:

@@ -135,7 +135,8 @@ def elastic_training(state: hvd.elastic.TorchState, epochs: int) -> float:
 
 
 def elastic(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: list[int]) -> None:
-    sampler = ElasticSampler(data, shuffle=True)
+    sampler = hvd.elastic.ElasticSampler(data, shuffle=True)
+    assert_type(ElasticSampler(data), hvd.elastic.ElasticSampler)
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0)
     state.register_reset_callbacks([lambda: print(state.epoch)])
     try:
@@ -187,6 +188,7 @@ def large_tables(ids: torch.Tensor) -> None:
     assert_type(table.full_weight(), torch.Tensor)
     table.prefetch(ids)
     hvd.ShardedEmbedding(1000, 8, shard="column", cache_rows=10, micro_batches=2)
+    hvd.ShardedEmbedding(1000, 8, optimizer=hvd.sparse.SGD(lr=0.1))
     bag = hvd.ShardedEmbeddingBag({"user": (100, 8), "item": (200, 8)}, optimizer=hvd.sparse.Adam(lr=0.01))
     vectors = bag.forward({"user": ids, "item": ids})
     assert_type(vectors["user"], torch.Tensor)

@@ -1,0 +1,4 @@
+# MXNet has no types.
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
