@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -45,6 +47,21 @@ def test_peers_know_it_without_our_launcher(culprit: int, tmp_path: Path) -> Non
     last = errors[1 - culprit].splitlines()[-1]
     assert f"rank {culprit} on " in last, errors
     assert "failed: ValueError: some words (program.py:" in last, errors
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_peers_know_it_under_torchrun(culprit: int) -> None:
+    """The real one. It ends the others once it sees that one has failed: it is to look after these have spoken."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("this environment has no torch")
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--monitor-interval", "5"]
+    command = [*torchrun, str(FAILING / "program.py"), "raises", str(culprit), "wait", "some words"]
+    job = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+    assert job.returncode == 1, job.stderr
+    told = rf"HorovodInternalError: .*rank {culprit} on .* failed: ValueError: some words \(program\.py:"
+    assert re.search(told, job.stderr), job.stderr
 
 
 def test_a_function_that_fails_on_one_rank() -> None:

@@ -1,10 +1,10 @@
-//! Whether this process is a child that was forked after it had joined a job.
+//! What children of this process inherit, and whether it is itself a child that was forked after it had joined a job.
 //!
 //! `fork` copies memory and connections, but no threads: a child that goes on with its parent's engine would wait for
 //! threads that are not there, and would end the parent's job when it ends itself. So whoever owns something of a job
 //! remembers how often this process was forked by then ([`count`]), and looks whether that is still so. Looking costs a load.
 
-#![expect(unsafe_code, reason = "pthread_atfork has no safe wrapper")]
+#![expect(unsafe_code, reason = "pthread_atfork has no safe wrapper; a descriptor that is not ours to own is marked")]
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +30,12 @@ pub fn count() -> u64 {
 /// As [`count`], for one who has called that before.
 pub fn now() -> u64 {
     FORKS.load(Ordering::Relaxed)
+}
+
+/// Programs that this process starts from now on don't have this file.
+pub(crate) fn close_on_exec(descriptor: i32) {
+    // SAFETY: sets a flag of a file and touches no memory. A number that is no file (any more) is refused.
+    unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
 }
 
 #[cfg(test)]

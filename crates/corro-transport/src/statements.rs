@@ -1,6 +1,6 @@
 //! The way by which a rank states why it ends to the agent that has started it.
 //!
-//! Owns the rank's end of a pipe that the agent has made ([`Channel`]), and what was said so far ([`Testimony`]). One write that
+//! Owns the rank's end of a pipe that the agent has made ([`Channel`]), and what was said so far ([`EndReport`]). One write that
 //! never waits, so that a process can use it when nothing else works any more. A rank that was started in another way has
 //! no such pipe, and its peers' errors must do.
 
@@ -12,10 +12,12 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use corro_core::{Error, Exception, Rank, Reason, Statement, codec, config};
 use rustix::fs::OFlags;
 
+use crate::forks;
+
 /// What a process has said about its own end. Errors that are another rank's fault pass here on their way to the program, so
 /// that victims are known from the cause, whatever they do about it.
 #[derive(Debug, Default)]
-pub struct Testimony {
+pub struct EndReport {
     channel: OnceLock<Option<Channel>>,
     said: Mutex<Said>,
 }
@@ -38,14 +40,20 @@ impl Default for Said {
     }
 }
 
-impl Testimony {
+impl EndReport {
     /// Of a process that has said nothing yet.
     pub const fn new() -> Self {
         Self { channel: OnceLock::new(), said: Mutex::new(Said::NOTHING) }
     }
 
+    /// Takes hold of the way to the agent, so that no child of this process does: it could speak in its name.
+    pub fn open(&self) {
+        self.channel.get_or_init(Channel::from_env);
+    }
+
     /// The process joins a job, perhaps again: what was before is over.
     pub fn begin(&self) {
+        self.open();
         let mut said = self.said();
         if said.suffers.is_some() || said.reason.is_some() {
             self.tell(&Statement::Returns);
@@ -142,13 +150,17 @@ fn reopened(word: &str, options: &mut OpenOptions) -> Option<File> {
     else {
         return None;
     };
-    // Opened anew, so that it is ours to close, and not inherited by what this process starts.
+    // Opened anew, so that it is ours to close, and does not wait.
     let pipe = options
         .custom_flags((OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32)
         .open(format!("/proc/self/fd/{descriptor}"))
         .ok()?;
     let found = pipe.metadata().ok()?;
     let is_it = found.file_type().is_fifo() && (found.dev(), found.ino()) == (device, inode);
+    if is_it {
+        // A child may import Corro as well, and fail for reasons that are not this process's.
+        forks::close_on_exec(descriptor as i32);
+    }
     is_it.then_some(pipe)
 }
 
@@ -188,6 +200,8 @@ pub fn describe(pipe: impl std::os::fd::AsFd) -> std::io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use corro_core::departure::MAX_STATEMENT;
 
     use super::*;
@@ -209,6 +223,24 @@ mod tests {
         let (first, used) = codec::take::<Statement>(&bytes, MAX_STATEMENT).unwrap().unwrap();
         let (second, more) = codec::take::<Statement>(&bytes[used..], MAX_STATEMENT).unwrap().unwrap();
         assert_eq!(([first, second], used + more), (statements, bytes.len()));
+    }
+
+    #[test]
+    fn programs_that_are_started_later_do_not_speak_for_this_one() {
+        let (mut from, to) = std::io::pipe().unwrap();
+        // As the agent hands it over: to be inherited.
+        rustix::io::fcntl_setfd(&to, rustix::io::FdFlags::empty()).unwrap();
+        let says = format!("echo it is me >&{}", to.as_raw_fd());
+        // As C's `system`, which closes nothing.
+        let speaks = || std::process::Command::new("sh").args(["-c", &says]).output().unwrap().status.success();
+        assert!(speaks(), "the test itself");
+        let channel = Channel::open(&describe(&to).unwrap()).unwrap();
+        assert!(!speaks());
+        channel.send(b"only this");
+        drop((channel, to));
+        let mut heard = String::new();
+        from.read_to_string(&mut heard).unwrap();
+        assert_eq!(heard, "it is me\nonly this");
     }
 
     #[test]
@@ -240,19 +272,19 @@ mod tests {
     #[test]
     fn a_victim_is_known_by_what_its_exception_repeats() {
         let (mut from, to) = std::io::pipe().unwrap();
-        let testimony = Testimony::new();
-        testimony.channel.set(Channel::open(&describe(&to).unwrap())).unwrap();
-        testimony.suffers(&Error::Usage("its own fault".into()));
-        testimony.suffers(&Error::peer_lost(Rank::new(3), "node7", "gone"));
-        testimony.suffers(&Error::peer_lost(Rank::new(4), "node7", "a consequence"));
+        let report = EndReport::new();
+        report.channel.set(Channel::open(&describe(&to).unwrap())).unwrap();
+        report.suffers(&Error::Usage("its own fault".into()));
+        report.suffers(&Error::peer_lost(Rank::new(3), "node7", "gone"));
+        report.suffers(&Error::peer_lost(Rank::new(4), "node7", "a consequence"));
         let raised = || Reason::Raised(Exception::new("E", "", vec![]));
-        testimony.leaves(raised(), &["wrapped".into(), "step 3: lost rank 3 on node7: gone".into()]);
-        testimony.leaves(Reason::Ended { code: None, after: None }, &["another matter".into()]);
-        assert_eq!(testimony.reason(), Some(raised()));
-        testimony.begin();
-        testimony.begin();
-        assert_eq!(testimony.reason(), None);
-        drop((testimony, to));
+        report.leaves(raised(), &["wrapped".into(), "step 3: lost rank 3 on node7: gone".into()]);
+        report.leaves(Reason::Ended { code: None, after: None }, &["another matter".into()]);
+        assert_eq!(report.reason(), Some(raised()));
+        report.begin();
+        report.begin();
+        assert_eq!(report.reason(), None);
+        drop((report, to));
         let (mut bytes, mut statements, mut at) = (Vec::new(), Vec::new(), 0);
         from.read_to_end(&mut bytes).unwrap();
         while let Some((statement, used)) = codec::take::<Statement>(&bytes[at..], MAX_STATEMENT).unwrap() {

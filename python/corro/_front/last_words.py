@@ -57,6 +57,7 @@ def listen(when_it_fails: Callable[[], None], at_exit: Callable[[], None]) -> No
     if _words.process is not None:
         return
     _words.process = os.getpid()
+    _native.open_statements()
 
     def main_thread_ended() -> None:
         if _is_here() and uncaught() is not None:

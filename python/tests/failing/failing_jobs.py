@@ -21,7 +21,7 @@ from corro._command import program
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from program import BEFORE_INIT, WAYS  # noqa: E402 - a neighbour of this file
+from program import BEFORE_INIT, HELPERS_FAIL, WAYS  # noqa: E402 - a neighbour of this file
 
 SIZES = (2, 4, 8)
 MOMENTS = ("wait", "plan", "compute", "wait and exit", "wait and vanish", "wait and wrap")
@@ -33,6 +33,7 @@ CODE = r"exited with non-zero status: exit code {}"
 # engine is told or can see it.
 EXPECTED: dict[str, tuple[str, str | None]] = {
     "raises": (CODE.format(1) + ", after ValueError: {t} (program.py:", "failed: ValueError: {t} (program.py:"),
+    HELPERS_FAIL: (CODE.format(1) + ", after ValueError: {t}", "failed: ValueError: {t}"),
     "calls sys.exit": (CODE.format(3), "has ended its program with exit code 3"),
     "raises SystemExit": (CODE.format(3), "has ended its program while"),
     "prints and exits": (CODE.format(6) + ", after ValueError: {t}", "with exit code 6 after ValueError: {t}"),
