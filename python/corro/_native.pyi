@@ -111,6 +111,9 @@ def server_shares(worker_hosts: int, spare_hosts: int) -> tuple[float, float]:
 def takes_gpu_memory() -> bool:
     """Whether tensors on GPUs can be handed over where they are: there is a driver and a GPU."""
 
+def also_look_for_nccl_in(folder: str) -> None:
+    """Where a framework's own NCCL is, for all that look for it from now on."""
+
 def nccl_version() -> int:
     """The version of NCCL that ranks with GPUs would use; 0 if there is none, or no GPU."""
 
@@ -132,6 +135,12 @@ def foreign(name: str) -> str | None:
 def init() -> None: ...
 def shutdown(after: _Raised | None = None) -> None:
     """Ends the job; `after` is the exception that the program deals with just now, for the other ranks to know."""
+
+def expect_foreign_threads() -> None:
+    """From now on tensors may come from threads that work for others, such as a framework's."""
+
+def open_statements() -> None:
+    """From now on this process can say why it ends, and no program that it starts can say so in its name."""
 
 def leaving(raised: _Raised | None, uncaught: bool, code: int | None, texts: Sequence[str]) -> None:
     """This process comes to its end: by `raised`, or with exit code `code` (if known) after it.
@@ -218,11 +227,14 @@ def submit_group(
     results: Sequence[Any],
     complete: Callable[[Any, Output | None], Any] | None,
     op: int = 1,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
+    prescale: float | Sequence[float] = 1.0,
+    postscale: float | Sequence[float] = 1.0,
     compression: str | None = None,
 ) -> int:
-    """Starts several collectives that complete together; `wait` gives the tuple of their results."""
+    """Starts several collectives that complete together; `wait` gives the tuple of their results.
+
+    Several factors are one for each tensor.
+    """
 
 def check_compression(text: str) -> tuple[str, bool, bool]:
     """A compression, written in full; whether it has feedback; whether it is biased without."""

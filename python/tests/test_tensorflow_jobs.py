@@ -74,12 +74,13 @@ QUICK = "--batch-size 2 --warmup 1 --iterations 2"
 
 
 def run_examples(folder: str, tmp_path: Path, *examples: str, **variables: str) -> str:
-    """What rank 0 printed."""
+    """What they printed. No check may have anything to say of them."""
     script = tmp_path / "examples.py"
     script.write_text(EXAMPLES)
     where = HERE.parent.parent / "examples" / folder
     job = run_job(2, sys.executable, str(script), str(where), *examples, **variables)
     assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
+    assert "CORRO_CHECKS" not in job.stdout + job.stderr, job.stderr[-6000:]
     return job.stdout
 
 
@@ -186,6 +187,51 @@ def test_training_survives_lost_ranks(tmp_path: Path) -> None:
     assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
     # Each line is written by all who are left: 3, 2 and 1 of them.
     assert [job.stdout.count(f"{name} survived") for name in ("graph", "compiled", "session")] == [3, 2, 1], job.stdout
+
+
+# At first nothing is wrong: a rank that comes late sleeps or reads its data. Then each waits in a graph for what the other does
+# not run. Graphs run on TensorFlow's threads, which the engine does not know.
+WRONG = """
+import time, tensorflow as tf, corro.tensorflow as hvd
+hvd.init()
+me = hvd.rank()
+reduce = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="both"))
+for _ in range(60):
+    assert reduce(tf.ones([2])).numpy().tolist() == [2.0] * 2
+if me == 0:
+    time.sleep(1.5)
+reduce(tf.ones([2]))
+
+def late(x):
+    time.sleep(1.5)
+    return x
+
+data = tf.data.Dataset.range(1).map(lambda x: tf.py_function(late, [x], tf.int64) if me == 1 else x)
+for x in data:
+    assert reduce(tf.ones([2])).numpy().tolist() == [2.0] * 2
+
+mine = "ab"[me]
+wrong = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name=mine))
+began = time.monotonic()
+try:
+    wrong(tf.ones([2]))
+except Exception as error:
+    text = str(error)
+    assert "deadlock" in text, text
+    assert "waits for 'a', which rank 1 has not submitted" in text, text
+    assert "waits for 'b', which rank 0 has not submitted" in text, text
+else:
+    raise AssertionError("it never ends")
+print("told after", time.monotonic() - began, flush=True)
+"""
+
+
+def test_ranks_that_run_different_graphs_are_told_which(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(WRONG)
+    # Long before CORRO_TIMEOUT.
+    job = run_job(2, sys.executable, str(script), **FEW_THREADS)
+    assert job.stdout.count("told after") == 2, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
 
 
 TRAINING = """

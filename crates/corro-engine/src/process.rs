@@ -9,7 +9,8 @@
 //! The main thread may have been out of it. Python has to look for signals, so whoever waits for long in there does so in turns; JAX
 //! does, five times a second.
 //!
-//! Ours are known by their names. What they do in others' name is counted where it is done ([`crate::threads`]).
+//! Ours are known by their names. What they do in others' name is counted where it is done ([`crate::threads`]). So are those of
+//! NVIDIA's driver, which listen to the kernel and never to another program: nothing of a job comes from them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -69,7 +70,7 @@ pub(crate) fn asleep(sleepers: &[u32]) -> Option<Asleep> {
         let doing = Doing::read(&fs::read_to_string(path.join("syscall")).ok()?);
         match doing {
             Doing::Waits if thread == main => {}
-            Doing::Waits | Doing::Sleeps if is_ours(&fs::read_to_string(path.join("comm")).ok()?) => {}
+            Doing::Waits | Doing::Sleeps if never_submits(&fs::read_to_string(path.join("comm")).ok()?) => {}
             Doing::Waits => {
                 let status = fs::read_to_string(path.join("status")).ok()?;
                 asleep.insert(thread, times_slept(&status)?);
@@ -80,9 +81,10 @@ pub(crate) fn asleep(sleepers: &[u32]) -> Option<Asleep> {
     Some(asleep)
 }
 
-/// A thread's name; those of a thread's children are the same until they say otherwise.
-fn is_ours(name: &str) -> bool {
-    name.starts_with("corro")
+/// By a thread's name; those of a thread's children are the same until they say otherwise. CUDA's are `cuda-EvtHandlr` and
+/// `cuda` with a number.
+fn never_submits(name: &str) -> bool {
+    name.starts_with("corro") || name.starts_with("cuda-Evt") || name.starts_with("cuda0")
 }
 
 fn times_slept(status: &str) -> Option<u64> {

@@ -3,11 +3,11 @@
 //! A thread takes part from the first time it submits something or waits for it, until it ends. If all that take part
 //! wait, the program does nothing until something it waits for is done. That is what a rank must know of itself before it
 //! can say that it is in a deadlock (see [`corro_agreement::deadlock`]). A thread that hands its tensors over and goes on
-//! to other work, as TensorFlow's do, never counts as waiting, and so neither does its process.
+//! to other work never counts as waiting, and so neither does its process.
 //!
-//! Where code that XLA has compiled takes part ([`expect_foreign_threads`]), a program's threads are not those that submit. There
-//! everything counts as waited for that somebody is to be told the end of, and the program does nothing if all of its process
-//! sleeps ([`crate::process`]).
+//! Graphs of TensorFlow, code that XLA has compiled, and backward passes of torch on a GPU submit from threads that are not the
+//! program's ([`expect_foreign_threads`]). There everything counts as waited for that somebody is to be told the end of, and the
+//! program does nothing if all of its process sleeps ([`crate::process`]).
 //!
 //! Nothing here is in the way of an operation that succeeds at once: a thread is written down when it goes to sleep.
 
@@ -24,7 +24,7 @@ const SETTLED: Duration = Duration::from_millis(200);
 /// Whether code takes part whose threads are not known.
 static FOREIGN: AtomicBool = AtomicBool::new(false);
 
-/// From now on tensors of this process may come from threads that work for others: a compiler's, which may run any part of a
+/// From now on tensors of this process may come from threads that work for others: a framework's, which may run any part of a
 /// program on any of its threads. To be called before the first of them comes.
 pub fn expect_foreign_threads() {
     FOREIGN.store(true, Ordering::Relaxed);

@@ -105,7 +105,7 @@ fn seated(client: &Client) -> Result<Answer> {
 
 fn dismissed(success: bool, why: &str) -> PyErr {
     DISMISSED.store(true, Ordering::Relaxed);
-    eprintln!("corro: this process ends: {why}");
+    tracing::warn!("this process ends: {why}");
     PySystemExit::new_err(i32::from(!success))
 }
 

@@ -130,6 +130,18 @@ pub(crate) fn takes_gpu_memory() -> bool {
     driver().and_then(corro_cuda::Driver::device_count).is_ok_and(|count| count > 0)
 }
 
+/// From now on tensors may come from threads that are not the program's: a framework's, which follow its GPUs.
+#[pyfunction]
+pub(crate) fn expect_foreign_threads() {
+    corro_engine::expect_foreign_threads();
+}
+
+/// Where a framework's own NCCL is, for all that look for it from now on.
+#[pyfunction]
+pub(crate) fn also_look_for_nccl_in(folder: std::path::PathBuf) {
+    corro_cuda::Nccl::also_look_in(folder);
+}
+
 /// The version of NCCL that ranks with GPUs would use, as a number (22809 is 2.28.9); 0 if there is none, or no GPU.
 #[pyfunction]
 pub(crate) fn nccl_version() -> u32 {

@@ -61,11 +61,13 @@ mod _native {
         scale_compression,
     };
     #[pymodule_export]
-    use crate::departure::{leaving, thread_raised};
+    use crate::departure::{leaving, open_statements, thread_raised};
     #[pymodule_export]
     use crate::elastic::{end_early, host_changes, leave, set_progress};
     #[pymodule_export]
-    use crate::gpu::{check_running, nccl_version, register_streams, takes_gpu_memory};
+    use crate::gpu::{
+        also_look_for_nccl_in, check_running, expect_foreign_threads, nccl_version, register_streams, takes_gpu_memory,
+    };
     #[pymodule_export]
     use crate::handles::{poll, wait};
     #[pymodule_export]

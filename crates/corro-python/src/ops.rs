@@ -101,6 +101,26 @@ impl Wanted<'_> {
     }
 }
 
+/// What the tensors of a group are multiplied by.
+#[derive(FromPyObject)]
+pub(crate) enum Factor {
+    Same(f64),
+    /// Each by its own: frameworks may round it to the tensor's dtype.
+    Each(Vec<f64>),
+}
+
+impl Factor {
+    fn of(&self, tensor: usize) -> Result<f64> {
+        match self {
+            Self::Same(factor) => Ok(*factor),
+            Self::Each(factors) => factors
+                .get(tensor)
+                .copied()
+                .ok_or_else(|| Error::Bug("a group needs as many factors as tensors".into())),
+        }
+    }
+}
+
 /// A tensor with all it takes to submit it. `output` is None where the engine allocates the result.
 fn submission(
     set: u32,
@@ -238,8 +258,8 @@ pub(crate) fn submit(
 }
 
 #[pyfunction]
-#[pyo3(signature = (kind, views, outputs, set_id, name, keep, results, complete, op=1, prescale=1.0, postscale=1.0, compression=None))]
-#[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
+#[pyo3(signature = (kind, views, outputs, set_id, name, keep, results, complete, op=1, prescale=Factor::Same(1.0), postscale=Factor::Same(1.0), compression=None))]
+#[expect(clippy::too_many_arguments, clippy::needless_pass_by_value, reason = "Python's keyword arguments")]
 pub(crate) fn submit_group(
     py: Python<'_>,
     kind: &str,
@@ -251,8 +271,8 @@ pub(crate) fn submit_group(
     results: Vec<Py<PyAny>>,
     complete: Option<Py<PyAny>>,
     op: u8,
-    prescale: f64,
-    postscale: f64,
+    prescale: Factor,
+    postscale: Factor,
     compression: Option<&str>,
 ) -> PyResult<u64> {
     let engine = engine(py)?;
@@ -261,23 +281,29 @@ pub(crate) fn submit_group(
     if results.len() != count || outputs.as_ref().is_some_and(|outputs| outputs.len() != count) {
         return Err(exception(py, &Error::Bug("a group needs as many outputs and results as tensors".into())));
     }
-    let wanted = Wanted { kind, op, prescale, postscale, root: 0, splits: Vec::new(), compression };
+    let kind_by =
+        |prescale, postscale| Wanted { kind, op, prescale, postscale, root: 0, splits: Vec::new(), compression }.kind();
+    let kinds = match (&prescale, &postscale) {
+        (Factor::Same(before), Factor::Same(after)) => kind_by(*before, *after).map(|kind| vec![kind; count]),
+        _ => (0..count).map(|i| kind_by(prescale.of(i)?, postscale.of(i)?)).collect(),
+    };
+    let kinds = kinds.map_err(|error| exception(py, &error))?;
     let group = names::of_group(kind, name);
     let mut outputs = outputs.into_iter().flatten();
     let places = views.into_iter().map(|view| place(&view, outputs.next().as_ref())).collect::<PyResult<Vec<_>>>()?;
-    let kind = wanted.kind().map_err(|error| exception(py, &error))?;
     let owner = owner(py, places.first().and_then(|(view, _)| view.stream), &keep);
     let tickets = outside(py, move || {
         let mut moments = gpu::Moments::default();
         let submissions = places
             .into_iter()
+            .zip(kinds)
             .enumerate()
-            .map(|(i, (view, output))| {
+            .map(|(i, ((view, output), kind))| {
                 let name = match &group {
                     Name::Given(group) => format!("{group}_{}of{count}", i + 1),
                     Name::Of(_) => String::new(),
                 };
-                submission(set, name, kind.clone(), (view, output), (&mut moments, &owner))
+                submission(set, name, kind, (view, output), (&mut moments, &owner))
             })
             .collect::<Result<Vec<_>>>()?;
         match &group {

@@ -14,9 +14,9 @@ use corro_core::{DType, Error, Result};
 use corro_server::client::{self, Client, ServerAddress, StoreConfig};
 use corro_server::server::Server;
 use corro_server::session::KeySpec;
-use corro_server::{Code, Consistency, Optimizer, Rule, launched};
-use corro_transport::Settings;
+use corro_server::{Code, Consistency, Optimizer, Rule, WorkerId, launched};
 use corro_transport::secret::Secret;
+use corro_transport::{Bind, Settings};
 use pyo3::prelude::*;
 
 use crate::arrays::{Memory, numbers, readable, writable};
@@ -65,8 +65,8 @@ impl ParameterServer {
     fn new(py: Python<'_>, one_host: bool, launched: bool) -> PyResult<Self> {
         let secret = secret(py, launched)?;
         let server = outside(py, || {
-            let anywhere = if one_host { [127, 0, 0, 1] } else { [0, 0, 0, 0] };
-            Server::start(SocketAddr::from((anywhere, 0)), &secret, Settings::from_env()?.tls)
+            let settings = Settings::from_env()?;
+            Server::start_at(&Bind::reachable(one_host, settings.interfaces.as_deref())?, &secret, settings.tls)
         })?;
         let addresses = server.addresses().iter().map(ToString::to_string).collect();
         Ok(Self { server: Mutex::new(Some(server)), addresses })
@@ -160,7 +160,7 @@ impl StoreClient {
             });
             Client::connect(StoreConfig {
                 store,
-                me,
+                me: WorkerId(me),
                 workers,
                 consistency,
                 servers: servers.collect::<Result<_>>()?,
@@ -269,7 +269,7 @@ impl StoreClient {
     fn traffic(&self, py: Python<'_>) -> PyResult<(u64, u64, Vec<u32>)> {
         self.with(py, |client| {
             let (came, went) = client.bytes_moved();
-            Ok((came, went, client.lost()))
+            Ok((came, went, client.lost().into_iter().map(|server| server.0).collect()))
         })
     }
 

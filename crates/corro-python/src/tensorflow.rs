@@ -48,6 +48,8 @@ pub(crate) extern "C" fn corro_tensorflow_register() {
 }
 
 fn register() -> Result<(), String> {
+    // Nodes of a graph run on any of TensorFlow's threads, and go on in call-backs.
+    corro_engine::expect_foreign_threads();
     let api = api::load()?;
     ops::define_all(api)?;
     run::register_kernels(api)

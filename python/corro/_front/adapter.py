@@ -57,6 +57,9 @@ class Adapter(Protocol):
     def rounded(self, numbers: tuple[Any, ...], tensor: Any) -> tuple[Any, ...]:
         """The engine's numbers (op, prescale, postscale, ...) for a tensor, as the framework would round them."""
 
+    def rounded_each(self, numbers: tuple[Any, ...], tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """The same for a group, whose tensors may have several dtypes: a factor is a number, or one for each tensor."""
+
     def put_back(self, places: tuple[Any, Any], _output: Output | None = None) -> Any:
         """Ends an operation in place: (the tensor, its home) -> the tensor."""
 

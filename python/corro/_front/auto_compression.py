@@ -55,7 +55,7 @@ class Auto:
 
     def __init__(self, among: Sequence[EngineCompression]) -> None:
         if not among:
-            raise ValueError("Compression.auto(among=...) needs at least one compression to compare with none.")
+            raise ValueError("Compression.auto(among=...) needs at least one compression to choose from.")
         self.among = tuple(among)
         self._epoch: int | None = None
         self._costs: dict[str, Cost] = {}

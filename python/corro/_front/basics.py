@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -68,6 +69,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     started = not _native.is_initialized()
     while started and elastic_enabled() and _before_waiting:
         _before_waiting.pop()()
+    if started:
+        _tell_where_nccl_is()
     with _world(comm, ranks, started) as part:
         # Does nothing the second time, but for a process that was forked from a rank: there it says so.
         _native.init()
@@ -363,7 +366,20 @@ def nccl_built() -> int:
         >>> hvd.nccl_built() if hvd.cuda_built() else 0
         0
     """
+    _tell_where_nccl_is()
     return _native.nccl_version()
+
+
+def _tell_where_nccl_is() -> None:
+    """Frameworks bring NCCL as a package, and may not have loaded it yet."""
+    if not _native.takes_gpu_memory():
+        return
+    try:
+        found = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        return
+    for folder in found.submodule_search_locations or [] if found else []:
+        _native.also_look_for_nccl_in(os.path.join(folder, "lib"))
 
 
 def ddl_built() -> bool:

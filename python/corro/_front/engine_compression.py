@@ -220,7 +220,7 @@ def setting_for(compression: EngineCompression | Auto | str, name: str | None, n
     spec = chosen.setting(name or "", nbytes) if isinstance(chosen, Auto) else chosen.spec
     if spec is not None and name is None and "feedback=yes" in spec:
         raise ValueError(
-            f"compression {spec!r} keeps what it leaves out, and adds it when the same tensor comes again: give the "
+            f"compression {spec!r} keeps what it leaves out for the next time that the same tensor is reduced: give the "
             "tensor a name=, or say feedback=False."
         )
     return spec
@@ -261,9 +261,9 @@ def load_compression_state(state: Mapping[str, bytes], process_set: ProcessSet =
 def compression_report(process_set: ProcessSet = global_process_set) -> dict[str, CompressionEntry]:
     """What compression has done with each tensor so far, by name, on this rank.
 
-    `sent_bytes` went to other hosts, where `plain_bytes` would have without; `ratio` is between them. `seconds` include the
-    waiting. `residual_norm` is the norm of what this rank still owes. Ranks that carry nothing between hosts have no
-    entries.
+    `sent_bytes` is what this rank sent to other hosts, `plain_bytes` what it would have sent without compression, and
+    `ratio` compares them. `seconds` include the waiting. `residual_norm` is the norm of what was left out and will be
+    added later. Ranks that send nothing to other hosts have no entries.
 
     Example:
         >>> hvd.compression_report()

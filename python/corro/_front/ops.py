@@ -182,7 +182,7 @@ def _sent(whole: Any, splits: list[int]) -> Any:
 
 
 def _group_in_place_async(adapter: Adapter) -> Op:
-    place, rounded, put_back, hold = adapter.place, adapter.rounded, adapter.put_back, adapter.hold
+    place, rounded_each, put_back, hold = adapter.place, adapter.rounded_each, adapter.put_back, adapter.hold
 
     def group_in_place_async(
         kind: str, tensors: Sequence[Any], process_set: ProcessSet, name: str | None, *numbers: Any, keep: Keep = hold
@@ -191,19 +191,20 @@ def _group_in_place_async(adapter: Adapter) -> Op:
         here = [found for tensor in tensors if (found := place(tensor)) is not None]
         if len(here) == len(tensors):
             kept = [keep(tensor) for tensor in tensors]
-            numbers = rounded(numbers, tensors[0])
+            numbers = rounded_each(numbers, tensors)
             return submit_group(kind, here, here, set_id, name, kept, list(tensors), None, *numbers)
         homes = _all_reachable(adapter, tensors)
         places = _views(adapter, homes, tensors)
         results = list(zip(tensors, homes, strict=True))
-        numbers = rounded(numbers, tensors[0])
+        numbers = rounded_each(numbers, tensors)
         return submit_group(kind, places, places, set_id, name, homes, results, put_back, *numbers)
 
     return group_in_place_async
 
 
 def _group_into_new_async(adapter: Adapter) -> Op:
-    place, rounded, to_device, empty_like = adapter.place, adapter.rounded, adapter.to_device, adapter.empty_like
+    place, rounded_each = adapter.place, adapter.rounded_each
+    to_device, empty_like = adapter.to_device, adapter.empty_like
     is_on_host, is_on_gpu, storage, kept = adapter.is_on_host, adapter.is_on_gpu, adapter.storage, _kept(adapter)
 
     def group_into_new_async(
@@ -213,14 +214,14 @@ def _group_into_new_async(adapter: Adapter) -> Op:
         if here and len(here) == len(tensors):
             results = [empty_like(tensor) for tensor in tensors]
             outputs = _views(adapter, results, results)
-            set_id, numbers = process_set.process_set_id, rounded(numbers, tensors[0])
+            set_id, numbers = process_set.process_set_id, rounded_each(numbers, tensors)
             owners = ([storage(tensor) for tensor in tensors], results)
             return submit_group(kind, here, outputs, set_id, name, owners, results, None, *numbers)
         homes = _all_reachable(adapter, tensors)
         results = [empty_like(home) for home in homes]
         places = _views(adapter, homes, tensors)
         outputs = _views(adapter, results, tensors)
-        set_id, numbers = process_set.process_set_id, rounded(numbers, tensors[0])
+        set_id, numbers = process_set.process_set_id, rounded_each(numbers, tensors)
         if is_on_host(tensors[0]):
             held = [kept(home, tensor) for home, tensor in zip(homes, tensors, strict=True)]
             return submit_group(kind, places, outputs, set_id, name, held, results, None, *numbers)
@@ -231,7 +232,7 @@ def _group_into_new_async(adapter: Adapter) -> Op:
 
 
 def _group_resized_async(adapter: Adapter) -> Op:
-    rounded, from_output, kept = adapter.rounded, adapter.from_output, _kept(adapter)
+    rounded_each, from_output, kept = adapter.rounded_each, adapter.from_output, _kept(adapter)
 
     def group_resized_async(
         kind: str, tensors: Sequence[Any], process_set: ProcessSet, name: str | None, *numbers: Any
@@ -239,7 +240,7 @@ def _group_resized_async(adapter: Adapter) -> Op:
         homes = _all_reachable(adapter, tensors)
         places = _views(adapter, homes, tensors)
         held = [kept(home, tensor) for home, tensor in zip(homes, tensors, strict=True)]
-        numbers = rounded(numbers, tensors[0])
+        numbers = rounded_each(numbers, tensors)
         set_id = process_set.process_set_id
         return submit_group(kind, places, None, set_id, name, held, list(tensors), from_output, *numbers)
 

@@ -14,9 +14,9 @@ from corro._front import mpi
 class ProcessSet:
     """Some of the ranks, which run collectives among themselves: `hvd.allreduce(..., process_set=some)`.
 
-    Usable once registered: by `init(process_sets=[...])` or `add_process_set`. A communicator of mpi4py stands for its
-    processes, in `init` only: there each process gives its own, and all sets that come of it are registered on all. Raises
-    `ValueError` for what is neither.
+    Usable once registered: by `init(process_sets=[...])` or `add_process_set`. In `init` it may also be made from a
+    communicator of mpi4py: each process gives its own, and all sets that result are registered on all ranks. Raises
+    `ValueError` for anything else.
 
     Example:
         >>> some = hvd.ProcessSet([0])

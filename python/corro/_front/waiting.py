@@ -46,7 +46,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join() -> int:
-    """Says that this rank has no more data. It takes part with zeros until all have joined. Gives the last to do so.
+    """This rank has no more data: until all have joined it takes part with zeros. Gives the rank that joined last.
 
     Example:
         >>> last = hvd.join()  # when a rank has fewer batches than the others

@@ -98,6 +98,8 @@ class _Arrays:
     def rounded(self, numbers: tuple[Any, ...], _tensor: Any) -> tuple[Any, ...]:
         return numbers
 
+    rounded_each = rounded
+
     def put_back(self, places: tuple[Any, Any], _output: Output | None = None) -> Any:
         tensor, home = places
         if home is not tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import Any, TypeVar
 
 import mxnet as mx
 
@@ -12,6 +12,8 @@ from corro._front import objects as _objects
 from corro.mxnet.mpi_ops import broadcast_
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
+
+T = TypeVar("T")
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
@@ -24,7 +26,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
     return _objects.broadcast_object(obj, root_rank, name)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(obj: T, name: str | None = None) -> list[T]:
     """The objects of all ranks, in the order of ranks.
 
     Example:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import mxnet as mx
 
@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+# MXNet has no types: what comes out is what went in.
+Array = TypeVar("Array")
+
+
 def _reduction(op: int | None, average: bool | None, process_set: ProcessSet) -> int:
     op = arguments.reduction(op, average, process_set)
     assert op != Adasum, "Adasum is not supported with MXNet."
@@ -42,7 +46,7 @@ def _reduction(op: int | None, average: bool | None, process_set: ProcessSet) ->
 
 @translated
 def allreduce(
-    tensor: Any,
+    tensor: Array,
     average: bool | None = None,
     name: str | None = None,
     priority: int = 0,
@@ -50,7 +54,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
-) -> Any:
+) -> Array:
     """The average over all ranks, or what `op` asks for: `Sum`, `Min`, `Max`, `Product`. Differentiable.
 
     Example:
@@ -65,7 +69,7 @@ def allreduce(
 
 @translated
 def allreduce_(
-    tensor: Any,
+    tensor: Array,
     average: bool | None = None,
     name: str | None = None,
     priority: int = 0,
@@ -73,7 +77,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
-) -> Any:
+) -> Array:
     """`allreduce` in place: gives the same array.
 
     Example:
@@ -87,7 +91,7 @@ def allreduce_(
 
 @translated
 def grouped_allreduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[Array],
     average: bool | None = None,
     name: str | None = None,
     priority: int = 0,
@@ -95,7 +99,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
-) -> Sequence[Any]:
+) -> Sequence[Array]:
     """`allreduce` of several arrays as one operation. An empty list is given back.
 
     Example:
@@ -112,7 +116,7 @@ def grouped_allreduce(
 
 @translated
 def grouped_allreduce_(
-    tensors: Sequence[Any],
+    tensors: Sequence[Array],
     average: bool | None = None,
     name: str | None = None,
     priority: int = 0,
@@ -120,7 +124,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
-) -> Sequence[Any]:
+) -> Sequence[Array]:
     """`grouped_allreduce` in place.
 
     Example:
@@ -135,21 +139,25 @@ def grouped_allreduce_(
     return ops.group_in_place("allreduce", tensors, process_set, name, *numbers)
 
 
+def _require_rows(operation: str, tensor: Any) -> None:
+    arguments.require_rows(operation, tensor.shape)
+
+
 def _listed(results: Any) -> list[Any]:
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 @translated
 def allgather(
-    tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
-) -> Any:
+    tensor: Array, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> Array:
     """The arrays of all ranks, one behind the other along the first dimension, in which they may differ. Differentiable.
 
     Example:
         >>> hvd.allgather(mx.nd.ones((1,)) * hvd.rank()).asnumpy()
         array([0., 1.], dtype=float32)
     """
-    arguments.require_rows("allgather", tensor.shape)
+    _require_rows("allgather", tensor)
     if mx.autograd.is_recording():
         return _autograd.Allgather(process_set, name)(tensor)
     return ops.resized("allgather", tensor, process_set, name)
@@ -157,8 +165,8 @@ def allgather(
 
 @translated
 def grouped_allgather(
-    tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
-) -> Sequence[Any]:
+    tensors: Sequence[Array], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> Sequence[Array]:
     """`allgather` of several arrays as one operation. An empty list is given back.
 
     Example:
@@ -174,12 +182,12 @@ def grouped_allgather(
 
 @translated
 def broadcast(
-    tensor: Any,
+    tensor: Array,
     root_rank: int,
     name: str | None = None,
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Array:
     """The array of rank `root_rank`, on every rank. Differentiable.
 
     Example:
@@ -193,12 +201,12 @@ def broadcast(
 
 @translated
 def broadcast_(
-    tensor: Any,
+    tensor: Array,
     root_rank: int,
     name: str | None = None,
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Array:
     """`broadcast` in place: gives the same array.
 
     Example:
@@ -209,6 +217,22 @@ def broadcast_(
     return ops.in_place("broadcast", tensor, process_set, name, Sum, 1.0, 1.0, root_rank)
 
 
+@overload
+def alltoall(
+    tensor: Array,
+    splits: None = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Array: ...
+@overload
+def alltoall(
+    tensor: Array,
+    splits: Any,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Array, Array]: ...
 @translated
 def alltoall(
     tensor: Any,
@@ -243,14 +267,14 @@ def _scatter_numbers(op: int, prescale_factor: float, postscale_factor: float) -
 
 @translated
 def reducescatter(
-    tensor: Any,
+    tensor: Array,
     op: int = Average,
     name: str | None = None,
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Any:
+) -> Array:
     """This rank's rows of the average, or the sum, over all ranks. Differentiable.
 
     Example:
@@ -258,7 +282,7 @@ def reducescatter(
         array([2., 2.], dtype=float32)
     """
     numbers = _scatter_numbers(op, prescale_factor, postscale_factor)
-    arguments.require_rows("reducescatter", tensor.shape)
+    _require_rows("reducescatter", tensor)
     if mx.autograd.is_recording():
         return _autograd.Reducescatter(process_set, name, *numbers)(tensor)
     return ops.resized("reducescatter", tensor, process_set, name, *numbers)
@@ -266,14 +290,14 @@ def reducescatter(
 
 @translated
 def grouped_reducescatter(
-    tensors: Sequence[Any],
+    tensors: Sequence[Array],
     op: int = Average,
     name: str | None = None,
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Sequence[Any]:
+) -> Sequence[Array]:
     """`reducescatter` of several arrays as one operation. An empty list is given back.
 
     Example:
@@ -284,7 +308,7 @@ def grouped_reducescatter(
         return tensors
     numbers = _scatter_numbers(op, prescale_factor, postscale_factor)
     for tensor in tensors:
-        arguments.require_rows("reducescatter", tensor.shape)
+        _require_rows("reducescatter", tensor)
     if mx.autograd.is_recording():
         return _listed(_autograd.Reducescatter(process_set, name, *numbers)(*tensors))
     return ops.group_resized("reducescatter", tensors, process_set, name, *numbers)

@@ -148,7 +148,7 @@ def server_side(optimizer: torch.optim.Optimizer) -> ps.Optimizer:
     for key in first:
         if key != "lr" and any(group.get(key) != first[key] for group in groups):
             raise ValueError(
-                f"servers have one optimizer for all parameters: groups may differ in lr, and not in {key}."
+                f"servers have one optimizer for all parameters: parameter groups may differ in lr only, not in {key}."
             )
     refused = [key for key, value in _REFUSED.items() if first.get(key, value) != value]
     if refused:

@@ -139,9 +139,7 @@ def shards_of(kind: str, rows: int, dim: int, ranks: int, me: int, name: str) ->
         return kind, Rows(rows, dim, ranks, me)
     if kind == "column":
         if dim < ranks:
-            raise ValueError(
-                f"table {name!r} has {dim} columns, too few to be dealt to {ranks} ranks: shard it by rows."
-            )
+            raise ValueError(f"table {name!r} has {dim} columns, fewer than the {ranks} ranks: shard it by rows.")
         return kind, Columns(rows, dim, ranks, me)
     if kind == "table":
         # By its name: tables that are cut so spread over the ranks, and all agree on who has which.
@@ -157,7 +155,7 @@ class HotRows:
 
     def __init__(self, most: int, steps: int, dim: int, dtype: torch.dtype) -> None:
         if steps < 1:
-            raise ValueError("cache_steps is for how many steps a row may be used: 1 or more.")
+            raise ValueError("cache_steps must be 1 or more: for how many steps a cached row may be used.")
         self._most, self._steps = most, steps
         self._ids = torch.empty(0, dtype=torch.int64)
         self._rows = torch.empty(0, dim, dtype=dtype)

@@ -6,6 +6,7 @@ A contiguous tensor on the CPU, or on a GPU, is never copied.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from corro._front.adapter import CPU, View
-from corro._native import Output, register_streams, takes_gpu_memory
+from corro._native import Output, expect_foreign_threads, register_streams, takes_gpu_memory
 
 # Horovod's numbers, then ours. Older torch versions lack the last ones.
 DTYPES: dict[torch.dtype, int] = {
@@ -82,7 +83,9 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of_object)
 
 @functools.cache
 def _takes_gpu_memory() -> bool:
-    """Whether the engine takes tensors on GPUs where they are."""
+    """Whether the engine takes tensors on GPUs where they are. Asked first when there is one."""
+    # Backward passes on a GPU run on threads of torch's own.
+    expect_foreign_threads()
     if not takes_gpu_memory():
         return False
     register_streams(current_stream)
@@ -137,14 +140,28 @@ def device_number(tensor: torch.Tensor) -> int:
     return CPU if tensor.is_cpu else tensor.device.index or 0
 
 
+_HALVES = (torch.float16, torch.bfloat16)
+
+
 def rounded(numbers: tuple[Any, ...], tensor: torch.Tensor) -> tuple[Any, ...]:
     """The engine's numbers (op, prescale, postscale, ...) for a tensor. On a GPU, torch multiplies 16-bit numbers by
     16-bit numbers.
     """
-    if not numbers or tensor.is_cpu or tensor.dtype not in (torch.float16, torch.bfloat16):
+    if not numbers or tensor.is_cpu or tensor.dtype not in _HALVES:
         return numbers
     op, *factors = numbers
     return (op, *(torch.tensor(x, dtype=tensor.dtype).item() for x in factors[:2]), *factors[2:])
+
+
+def rounded_each(numbers: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """The same for the tensors of a group, which are on one device."""
+    first = tensors[0].dtype
+    if not numbers or tensors[0].is_cpu or all(tensor.dtype is first for tensor in tensors):
+        return rounded(numbers, tensors[0])
+    # Each dtype once: there are few, and many tensors.
+    found = {tensor.dtype: rounded(numbers, tensor) for tensor in {tensor.dtype: tensor for tensor in tensors}.values()}
+    factors = zip(*(found[tensor.dtype][1:3] for tensor in tensors), strict=True)
+    return (numbers[0], *map(list, factors), *numbers[3:])
 
 
 def put_back(places: tuple[torch.Tensor, torch.Tensor], _output: Output | None = None) -> torch.Tensor:

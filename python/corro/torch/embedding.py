@@ -108,7 +108,9 @@ class ShardedEmbedding(torch.nn.Module):
         if pooling not in (None, "sum", "mean"):
             raise ValueError(f'pooling is "sum", "mean" or None, not {pooling!r}.')
         if micro_batches < 1:
-            raise ValueError("micro_batches is how many there are in the first dimension of the ids: 1 or more.")
+            raise ValueError(
+                "micro_batches must be 1 or more: into how many parts the first dimension of the ids is cut."
+            )
         self.rows, self.dim, self.pooling, self.name = rows, dim, pooling, name
         self.optimizer = optimizer or sparse.SGD()
         self.process_set, self.average, self.micro_batches = process_set, average, micro_batches
@@ -123,7 +125,9 @@ class ShardedEmbedding(torch.nn.Module):
         self.shard, self._shards = shards_of(shard, rows, dim, self._ranks, me, name)
         block = self._shards.block
         if self.shard == "column" and getattr(self.optimizer, "rowwise", False):
-            raise ValueError("one number for each row needs the whole row: shard by rows, or use rowwise=False.")
+            raise ValueError(
+                "rowwise=True needs whole rows, but ranks have parts of them here: shard by rows, or say rowwise=False."
+            )
         weight = torch.empty(block.count, block.right - block.left, dtype=dtype)
         if init is None:
             _normal(weight, block, dim, seed)
@@ -173,9 +177,10 @@ class ShardedEmbedding(torch.nn.Module):
         return flat
 
     def prefetch(self, ids: torch.Tensor) -> None:
-        """Sends the row numbers of the next batch, which `forward` must be called with next, and does not wait.
+        """Sends the row numbers of the next batch, and does not wait.
 
-        All ranks must. The rows themselves travel when they are up to date: in `forward`.
+        The next `forward` must have the same ids. All ranks must call this. The rows themselves travel in `forward`, when
+        they are up to date.
 
         Example:
             >>> emb = hvd.ShardedEmbedding(1000, 8, name="prefetched")
@@ -192,7 +197,9 @@ class ShardedEmbedding(torch.nn.Module):
     def prefetch_flat(self, flat: torch.Tensor) -> None:
         """The same for a list of ids that were checked."""
         if self._next is not None:
-            raise ValueError(f"ids of table {self.name!r} were prefetched before, and not looked up yet.")
+            raise ValueError(
+                f"ids of table {self.name!r} were prefetched already: look them up before the next prefetch."
+            )
         self._next = self._want(flat)
 
     def _want(self, flat: torch.Tensor) -> _Wanted:
@@ -232,7 +239,9 @@ class ShardedEmbedding(torch.nn.Module):
         if wanted is None:
             wanted = self._want(flat)
         elif not torch.equal(wanted.flat, flat):
-            raise ValueError(f"other ids of table {self.name!r} were prefetched than are looked up now.")
+            raise ValueError(
+                f"the ids of table {self.name!r} that are looked up now are not those that were prefetched."
+            )
         # A function of autograd works backward only if something that goes in needs a gradient.
         trigger = torch.ones((), requires_grad=torch.is_grad_enabled())
         rows: torch.Tensor = _Lookup.apply(trigger, wanted, self)
@@ -285,8 +294,8 @@ class ShardedEmbedding(torch.nn.Module):
             self.hot, self.micro_batches = cache, batches
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes what this rank has of the table, and what the optimizer remembers of it. All ranks must, to a folder that
-        all can read.
+        """Writes what this rank has of the table, and what the optimizer remembers of it. All ranks must call it, with
+        a folder that all can read.
 
         Example:
             >>> emb = hvd.ShardedEmbedding(10, 2)

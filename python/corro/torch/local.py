@@ -140,13 +140,13 @@ class LocalSGD(_Training):
 
 
 class DiLoCo(_Training):
-    """Ranks train alone; every `every` steps an outer optimizer takes what they have learned for a gradient.
+    """Ranks train alone. Every `every` steps an outer optimizer uses the mean of their changes as a gradient.
 
-    `outer` is `hvd.Nesterov(lr, momentum)`. With `fragments` the parameters go in that many parts, one after the
-    other; with `delay` training goes on for as many steps while one is on its way; and of what a rank has when it
-    comes back, `alpha` stays (streaming DiLoCo). `compression` is one of the engine's, such as
-    `hvd.Compression.int8()` or "int8". The optimizer is one without `DistributedOptimizer`, and keeps its moments to
-    itself. All ranks must begin with the same parameters.
+    `outer` is `hvd.Nesterov(lr, momentum)`. Streaming DiLoCo: `fragments` cuts the parameters into so many parts, which
+    are sent one after the other; `delay` says for how many steps training goes on while a part is on its way; `alpha`
+    is the share of its own values that a rank keeps when the part comes back. `compression` is one of the engine's,
+    such as `hvd.Compression.int8()` or "int8". The optimizer is one without `DistributedOptimizer`, and keeps its
+    moments to itself. All ranks must begin with the same parameters.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

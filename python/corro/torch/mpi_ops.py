@@ -434,7 +434,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Reduces over all ranks and gives each its share of the rows; the first ranks get one more if there is a rest.
+    """Reduces over all ranks and gives each its share of the rows; the first ranks get one more if they can't be even.
 
     `op` is Average or Sum. Differentiable. Raises `ValueError` for a scalar, which has no rows.
 
@@ -475,7 +475,7 @@ def reducescatter_async(
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data. It takes part with zeros until all have joined. Gives the last to do so.
+    """This rank has no more data: until all have joined it takes part with zeros. Gives the rank that joined last.
 
     `device` is accepted and not needed.
 

@@ -22,7 +22,7 @@ __all__ = ["OneBitAdam"]
 
 
 class OneBitAdam(torch.optim.Optimizer):
-    """Adam that averages gradients itself: as they are for `freeze` steps, then momentum as signs, a thirtieth of the bytes.
+    """Adam that averages by itself: gradients for `freeze` steps, then signs of momentum, in 30 times fewer bytes.
 
     Takes the place of Adam and of `DistributedOptimizer`. `freeze` should cover the warm-up of the learning rate; 15
     to 25 % of all steps are usual. `compression` may be any of the engine's with feedback. Parameters whose gradients
@@ -46,7 +46,9 @@ class OneBitAdam(torch.optim.Optimizer):
         process_set: ProcessSet = global_process_set,
     ) -> None:
         if freeze < 1:
-            raise ValueError(f"freeze={freeze}: the squares of gradients take at least a step to know.")
+            raise ValueError(
+                f"freeze={freeze}: it must be 1 or more, since Adam learns the squares of gradients in these steps."
+            )
         named = [(name, p) for name, p in named_parameters if p.requires_grad]
         super().__init__([p for _, p in named], {"lr": lr, "betas": betas, "eps": eps})
         self._names = {p: name for name, p in named}

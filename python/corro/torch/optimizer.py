@@ -61,10 +61,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     `state_dict()`, each rank's own: save it on every rank. Raises `ValueError` for names that are missing or come
     twice.
 
-    `mode="ps"` has parameter servers do it. With `staleness=0` they average gradients, and all ends as with allreduce. With
-    a bound, ranks may be as many steps apart (None: any number), and servers own the parameters and run the optimizer,
-    which must be SGD, Adam, AdamW or Adagrad; what it remembers is saved by `optimizer.store`. `servers` is as in
-    `corro.ps.Store`; `compression` is fp16, bf16 or int8 then.
+    `mode="ps"` has parameter servers do it. With `staleness=0` they average gradients, and all ends as with allreduce.
+    With a larger `staleness` ranks may be that many steps apart (None: any number), and servers own the parameters and
+    run the optimizer, which must be SGD, Adam, AdamW or Adagrad; what it remembers is saved by `optimizer.store`.
+    `servers` is as in `corro.ps.Store`; `compression` is fp16, bf16 or int8 then.
 
     New methods: `synchronize()` waits for all gradients, `skip_synchronize()` is for a `step` after it, `no_sync()` for
     batches whose gradients only add up, `set_backward_passes_per_step(n)`.
@@ -179,7 +179,7 @@ def _groups(groups: Any, parameters: list[torch.Tensor]) -> list[list[torch.Tens
     if any(not isinstance(p, torch.Tensor) for p in members):
         raise ValueError("groups must consist of lists of torch.Tensor.")
     if len({id(p) for p in members}) != len(members):
-        raise ValueError("a parameter can be in one of the groups only.")
+        raise ValueError("a parameter is in more than one group: put it into one only.")
     return [[p for p in group if p.requires_grad] for group in groups]
 
 

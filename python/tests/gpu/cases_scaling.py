@@ -49,6 +49,17 @@ def test_factors_are_rounded_as_torch_does(kind, factor, dtype):
         torch.testing.assert_close(found, mine(kind, (x * hvd.size()) * rounded), rtol=0, atol=0)
 
 
+@each(factor=[0.3, 7.77])
+def test_each_of_a_group_has_its_own_rounding(factor):
+    if hvd.size() & (hvd.size() - 1) or not ON_GPU:
+        return
+    dtypes = [torch.bfloat16, torch.float32, torch.float16, torch.float64]
+    group = [spread(dtype) for dtype in dtypes]
+    for found, x in zip(hvd.grouped_allreduce(group, op=hvd.Sum, prescale_factor=factor), group, strict=True):
+        rounded = torch.tensor(factor, dtype=x.dtype, device=DEVICE)
+        torch.testing.assert_close(found, (x * rounded) * hvd.size(), rtol=0, atol=0)
+
+
 @each(dtype=[torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_an_average_of_the_same_is_the_same(dtype):
     if hvd.size() & (hvd.size() - 1):

@@ -49,7 +49,7 @@ def test_a_letter_has_arrived_when_send_returns(launcher: Launcher) -> None:
 
 def test_what_is_too_large_is_refused_before_it_is_sent(launcher: Launcher) -> None:
     office = PostOffice(launcher.place, KEY)
-    with pytest.raises(ValueError, match="are the most"):
+    with pytest.raises(ValueError, match="the limit is"):
         send(office.path, bytes(channels.MOST + 1))
     assert launcher.letters == []
     office.close()

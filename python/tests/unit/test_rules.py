@@ -187,7 +187,9 @@ def test_horovods_launcher_by_its_parts(tmp_path, monkeypatch):
     assert mpi_run.is_open_mpi()
     assert not mpi_run.is_mpich()
     mpi_run.mpi_run(Settings(num_proc=2, hosts="a:2", extra_mpi_args="-x A"), None, None, ["python", "x.py"])
-    assert "-np 2 -H a:2 -bind-to none -map-by slot -x A python x.py" in (tmp_path / "called").read_text()
+    called_as = (tmp_path / "called").read_text()
+    assert "-np 2 -H a:2 -bind-to none -map-by slot" in called_as
+    assert called_as.endswith("-x A python x.py\n")
     called = []
     launch.run_controller(None, called.clear, True, lambda: called.append("mpi"), None, called.clear)
     assert called == ["mpi"]
@@ -205,6 +207,40 @@ def test_horovods_launcher_by_its_parts(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="jsrun"):
         js_run.js_run(None, None, None, None)
     assert not js_run.is_jsrun_installed()
+
+
+def test_what_mpirun_and_jsrun_are_told(tmp_path, monkeypatch):
+    from corro.runner import js_run, mpi_run
+    from corro.runner.common.util.settings import Settings
+
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 5" || echo "$@" > {tmp_path}/called\n'
+    )
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("CORRO_TIMEOUT", "7")
+    given = Settings(num_proc=2, nics=["lo"], ssh_port=12, output_filename="out", prefix_output_with_timestamp=True)
+    mpi_run.mpi_run(given, None, None, "true")
+    called_as = (tmp_path / "called").read_text()
+    for words in [
+        "--mca btl_tcp_if_include lo",
+        "--mca plm_rsh_args -p 12",
+        "--output-directory out",
+        "--timestamp-output",
+        "-x CORRO_INTERFACE",
+        "-x CORRO_TIMEOUT",
+    ]:
+        assert words in called_as
+    jsrun = tmp_path / "jsrun"
+    jsrun.write_text(f'#!/bin/sh\necho "$@" $CORRO_INTERFACE > {tmp_path}/called; exit 3\n')
+    jsrun.chmod(0o755)
+    with pytest.raises(RuntimeError, match="non-zero status 3"):
+        js_run.js_run(Settings(num_proc=2), ["lo"], None, ["python", "x.py"])
+    called_as = (tmp_path / "called").read_text()
+    assert called_as == "--nrs 2 --tasks_per_rs=1 --cpu_per_rs=1 --gpu_per_rs=1 --bind=none python x.py lo\n"
+    with pytest.raises(ValueError, match="ssh_port"):
+        js_run.js_run(Settings(num_proc=2, ssh_port=12), None, None, "true")
 
 
 def test_knobs_have_two_names(monkeypatch):

@@ -27,7 +27,7 @@ class Averaging:
         name: str = "local_sgd",
     ) -> None:
         if every < 1:
-            raise ValueError(f"every={every}: ranks must meet every 1, 2, ... steps.")
+            raise ValueError(f"every={every}: every must be 1 or more: the number of steps between two averages.")
         self._parameters, self._every, self._start = parameters, every, start
         self._host, self._process_set, self._name = host, process_set, name
         self.steps = 0

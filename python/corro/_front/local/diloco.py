@@ -62,10 +62,10 @@ class DiLoCo:
             )
         if not 0 <= delay < every // fragments:
             raise ValueError(
-                f"delay={delay}: a fragment must be back before the next one goes, within {every // fragments} steps."
+                f"delay={delay}: a fragment must come back before the next one is sent, within {every // fragments} steps."
             )
         if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha={alpha}: is a part, from 0 (what all have) to 1 (what this rank has).")
+            raise ValueError(f"alpha={alpha}: alpha must be between 0 (what all have) and 1 (what this rank has).")
         if isinstance(compression, str):
             compression = EngineCompression(compression)
         if compression is not None and not isinstance(compression, EngineCompression):
@@ -121,7 +121,7 @@ class DiLoCo:
         loaded = state["fragments"]
         shapes = [fragment.outer.shape for fragment in self._fragments]
         if [outer.shape for outer, _ in loaded] != shapes:
-            raise ValueError("the saved DiLoCo has other fragments, or is of another model.")
+            raise ValueError("the saved DiLoCo has another number of fragments, or belongs to another model.")
         self.abandon()
         self.steps = state["steps"]
         for fragment, (outer, velocity) in zip(self._fragments, loaded, strict=True):

@@ -18,7 +18,7 @@ def host_set(hierarchy: str | ProcessSet | None) -> ProcessSet | None:
         raise ValueError(f'hierarchy={hierarchy!r}: must be "host", or a process set.')
     if not basics.is_homogeneous():
         raise ValueError(
-            'hierarchy="host" needs as many ranks on each host; give the process set of this host\'s ranks instead.'
+            'hierarchy="host" needs the same number of ranks on each host; or give the process set of this host\'s ranks.'
         )
     hosts: dict[int, list[int]] = {}
     for rank, host in enumerate(gather_numbers([basics.cross_rank()], "local.hosts")):
