@@ -236,7 +236,7 @@ variables! {
     SPIN = "CORRO_SPIN", horovod: None, default: "auto", kind: Kind::FlagOrAuto,
         "1 or 0: whether waiting ranks of one host may spin before they sleep. By default they do only while every rank has a core of its own.";
     ALGORITHM = "CORRO_ALGORITHM", horovod: None, default: "chosen by size, ranks and hosts", kind: Kind::OneOf(&["direct", "ring", "halving_doubling", "tree", "hierarchical", "pairwise"]),
-        "Forces an algorithm (`direct`, `ring`, `halving_doubling`, `tree`, `hierarchical`) wherever it can run, for experiments.";
+        "Forces an algorithm (`direct`, `ring`, `halving_doubling`, `tree`, `hierarchical`, `pairwise`) wherever it can run, for experiments.";
     HIERARCHICAL_ALLREDUCE = "CORRO_HIERARCHICAL_ALLREDUCE", horovod: Some("HOROVOD_HIERARCHICAL_ALLREDUCE"), default: "1", kind: Kind::Flag,
         "0: an allreduce over several hosts does not reduce inside each host first.";
     THREAD_AFFINITY = "CORRO_THREAD_AFFINITY", horovod: Some("HOROVOD_THREAD_AFFINITY"), default: "none", kind: Kind::Counts,
@@ -245,8 +245,8 @@ variables! {
         "Variables about which the launcher has told the user already. Set by the launcher.";
     DYNAMIC_PROCESS_SETS = "CORRO_DYNAMIC_PROCESS_SETS", horovod: Some("HOROVOD_DYNAMIC_PROCESS_SETS"), default: "0", kind: Kind::Flag,
         "1: Python programs may add and remove process sets after `init`.";
-    CHECKS = "CORRO_CHECKS", horovod: None, default: "1", kind: Kind::OneOf(&["0", "1", "2"]),
-        "0, 1 or 2: whether training is checked for mistakes that otherwise only show as a bad model: different models, parameters that nobody broadcast or that drift apart, different learning rates or steps, ranks on the same data. 1: a few facts in a few rounds, which costs next to nothing, and a warning. 2: everything in every round, and an error.";
+    CHECKS = "CORRO_CHECKS", horovod: None, default: "1", kind: Kind::Degree(2),
+        "0, 1 or 2: whether training is checked for mistakes that otherwise only show as a bad model: parameters that nobody broadcast or that drift apart, different learning rates or steps; with torch also different models, and ranks on the same data. 1: a few facts in a few rounds, which costs next to nothing, and a warning. 2: everything in every round, and an error. Each front's page says what it can't see; compiled steps of JAX are checked with 2 only.";
     SHARED_GRADIENTS = "CORRO_SHARED_GRADIENTS", horovod: None, default: "0", kind: Kind::Flag,
         "1: `corro.torch.DistributedOptimizer` lets the gradients of dense models on the CPU live in memory that the ranks of a host share, where they are reduced without a copy. `zero_grad` then fills them with zeros and never drops them.";
     OVERLAP = "CORRO_OVERLAP", horovod: None, default: "auto", kind: Kind::FlagOrAuto,
@@ -373,8 +373,8 @@ pub fn markdown() -> String {
         let _ = writeln!(page, "| `{}` | {horovod} | {} | {} | {} |", v.name, v.kind, v.default, v.meaning);
     }
     page.push_str(
-        "\nA value that cannot be read, a name that Corro does not know, and a knob without effect are reported once when a job \
-         starts.\n\n## Horovod's, without effect\n\n| variable | why |\n| --- | --- |\n",
+        "\n`corro run` refuses a value that cannot be read. What is neither yes nor no counts as 0; that, a name that Corro does \
+         not know, and a knob without effect are reported once when a job starts.\n\n## Horovod's, without effect\n\n| variable | why |\n| --- | --- |\n",
     );
     for (name, why) in WITHOUT_EFFECT {
         let _ = writeln!(page, "| `{name}` | {why} |");

@@ -246,7 +246,7 @@ fn ranks_of(assignment: &Assignment) -> Vec<Rank> {
 }
 
 /// For each host whether it is this one. Names are looked up all at once, since a name server may take its time.
-fn which_are_local(job: &Job) -> Result<Vec<bool>> {
+pub(crate) fn which_are_local(job: &Job) -> Result<Vec<bool>> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = job.placement.iter().map(|a| scope.spawn(|| start::is_local(&a.host))).collect();
         let panicked = |_| Error::Bug("looking up a host panicked".into());

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use corro_core::{Deadline, Error, Rank, Result};
 use corro_observe::watcher::Question;
 use corro_transport::secret::Secret;
-use corro_transport::{nic, store};
+use corro_transport::{Bind, nic, store};
 use serde_bytes::ByteBuf;
 
 use crate::agent::message::{Order, Start};
@@ -22,7 +22,7 @@ use crate::agent_process::{AgentProcess, SharedOutput, lock_soon};
 use crate::event::Event;
 use crate::hosts::Host;
 use crate::job::Job;
-use crate::join::Lobby;
+use crate::join::AgentListener;
 use crate::keyboard::{self, Keyboard};
 use crate::output::Output;
 use crate::process_id::ProcessId;
@@ -98,7 +98,7 @@ pub(crate) struct Launcher<'a> {
     pub(crate) output: SharedOutput,
     store: store::Server,
     /// Where agents of other hosts join, if they come by themselves.
-    pub(crate) lobby: Option<Lobby>,
+    pub(crate) joining: Option<AgentListener>,
     /// Parameter servers, which end with us.
     servers: Option<Servers>,
     sender: Sender<Event>,
@@ -122,8 +122,9 @@ impl<'a> Launcher<'a> {
             watcher.ask_by(move |question| drop(sender.send(Event::Asked(question))));
         }
         let (agents, last_beat) = (Vec::new(), Instant::now());
-        let lobby = job.remote.join_port.map(Lobby::open).transpose()?;
-        let mut launcher = Self { job, secret, agents, output, store, lobby, servers: None, sender, events, last_beat };
+        let joining = job.remote.join_port.map(AgentListener::open).transpose()?;
+        let mut launcher =
+            Self { job, secret, agents, output, store, joining, servers: None, sender, events, last_beat };
         launcher.start_servers(all_here)?;
         Ok(launcher)
     }
@@ -163,10 +164,10 @@ impl<'a> Launcher<'a> {
             let command = starter.command(host, agent, job.start_timeout);
             AgentProcess::start(command, at, &self.sender, &self.output, watch)
         };
-        let (reach, process): (Box<dyn Reach>, _) = match &self.lobby {
+        let (reach, process): (Box<dyn Reach>, _) = match &self.joining {
             _ if local => (Box::new(Local), start(&Local, &job.agent, watch)?),
-            Some(lobby) => {
-                let connection = lobby.call(name)?;
+            Some(joining) => {
+                let connection = joining.call(name)?;
                 (Box::new(Joined), AgentProcess::joined(connection, at, &self.sender, &self.output, watch)?)
             }
             None => {
@@ -484,6 +485,9 @@ fn start_store(job: &Job, secret: &Secret, all_here: bool) -> Result<store::Serv
     let limits = store::Limits::default();
     if all_here {
         return store::Server::start(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), secret, job.tls, limits);
+    }
+    if !job.interfaces.is_empty() {
+        return store::Server::start_at(&Bind::interfaces(&job.interfaces, port)?, secret, job.tls, limits);
     }
     let everywhere = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     store::Server::start(everywhere, secret, job.tls, limits).or_else(|_| {

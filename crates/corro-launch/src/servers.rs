@@ -6,13 +6,13 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::SocketAddr;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use corro_core::{Error, Result};
 use corro_server::server::{Server, job_secret};
+use corro_transport::Bind;
 use corro_transport::secret::Secret;
 
 use crate::job::Job;
@@ -20,6 +20,8 @@ use crate::start::{self, Local, Starter};
 
 /// What a server says first, before where it listens.
 const GREETING: &str = "corro server";
+/// What a server is told where the user named no interfaces. No interface can be called that.
+const ANY: &str = "/";
 /// How long a server may take to go.
 const GOODBYE: Duration = Duration::from_millis(500);
 
@@ -47,7 +49,9 @@ impl Servers {
                 .stdout(Stdio::piped())
                 .spawn()
                 .map_err(failed)?;
-            let told = format!("{} {} {}\n", secret.to_hex(), u8::from(job.tls), u8::from(all_here && local));
+            let interfaces = if job.interfaces.is_empty() { ANY.to_owned() } else { job.interfaces.join(",") };
+            let (tls, one_host) = (u8::from(job.tls), u8::from(all_here && local));
+            let told = format!("{} {tls} {one_host} {interfaces}\n", secret.to_hex());
             let sent = child.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(told.as_bytes()));
             let stdout = child.stdout.take();
             servers.running.push((host.name.clone(), child));
@@ -111,10 +115,13 @@ pub(crate) fn serve() -> Result<()> {
     let mut line = String::new();
     let mut input = BufReader::new(std::io::stdin());
     (&mut input).take(4096).read_line(&mut line).map_err(|e| Error::io("reading what the launcher says", e))?;
-    let [secret, tls, one_host] = line.split_whitespace().collect::<Vec<_>>()[..] else { return Err(wrong()) };
+    let [secret, tls, one_host, interfaces] = line.split_whitespace().collect::<Vec<_>>()[..] else {
+        return Err(wrong());
+    };
     let secret = job_secret(&Secret::parse(secret).map_err(|_| wrong())?);
-    let anywhere = if one_host == "1" { [127, 0, 0, 1] } else { [0, 0, 0, 0] };
-    let server = Server::start(SocketAddr::from((anywhere, 0)), &secret, tls == "1")?;
+    let interfaces: Option<Vec<String>> =
+        (interfaces != ANY).then(|| interfaces.split(',').map(str::to_owned).collect());
+    let server = Server::start_at(&Bind::reachable(one_host == "1", interfaces.as_deref())?, &secret, tls == "1")?;
     let addresses: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
     println!("{GREETING} {}", addresses.join(","));
     // Nothing more is said: this ends when the launcher goes.

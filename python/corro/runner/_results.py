@@ -14,7 +14,7 @@ __all__ = ["JobFailed", "interpret"]
 
 
 class JobFailed(RuntimeError):
-    """A process of `corro.run` has failed. `rank` is which; what was raised there, if it could be sent, is `__cause__`.
+    """A process of `corro.run` has failed. `rank` says which. `__cause__` is the exception there, if it could be sent.
 
     Example:
         >>> import corro

@@ -109,7 +109,11 @@ def _keep_noting(discovery: HostDiscovery, hosts: Path, ended: threading.Event) 
         except Exception as error:
             # As with a script that fails: what was known stays.
             if not ended.is_set():
-                print(f"corro: asking for hosts failed, the ones before are kept: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"corro: asking for hosts failed, so the last answer still counts: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def _note(discovery: HostDiscovery, hosts: Path) -> None:

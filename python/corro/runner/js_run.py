@@ -1,12 +1,14 @@
-"""LSF's `jsrun`. Corro starts ranks itself, also inside an LSF job; ranks that you start by `jsrun` find each other."""
+"""LSF's `jsrun`. Corro needs it as little as `mpirun`: `corro run` starts ranks itself, also inside an LSF job."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from corro.runner.common.util.hosts import parse_hosts
 from corro.runner.common.util.settings import Settings
@@ -16,11 +18,29 @@ def is_jsrun_installed() -> bool:
     return shutil.which("jsrun") is not None
 
 
-def js_run(settings: Any, nics: Any, env: Any, command: Any, stdout: Any = None, stderr: Any = None) -> NoReturn:
-    raise RuntimeError(
-        "Corro does not call jsrun for you. Inside an LSF job either call it yourself, as in `jsrun -n 4 python "
-        "train.py`, or let `corro run python train.py` start a rank in every slot of the job."
-    )
+def js_run(settings: Settings, nics: Any, env: Any, command: Any, stdout: Any = None, stderr: Any = None) -> None:
+    """Runs the command under `jsrun` and waits for its end; `RuntimeError` if it fails or there is no `jsrun`."""
+    if not is_jsrun_installed():
+        raise RuntimeError(
+            "there is no jsrun in PATH. Corro does not need it: inside an LSF job `corro run python train.py` starts a rank "
+            "in every slot of the job."
+        )
+    for name in ("output_filename", "ssh_port", "ssh_identity_file"):
+        if getattr(settings, name):
+            raise ValueError(f"{name} means nothing to jsrun; leave it out, or use corro.runner.gloo_run.")
+    whole = dict(os.environ if env is None else env)
+    interfaces = settings.nics if nics is None else nics
+    if interfaces:
+        for name in ("CORRO_INTERFACE", "HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"):
+            whole[name] = ",".join(interfaces)
+    words = shlex.split(command) if isinstance(command, str) else list(command)
+    # As `corro run --jsrun` does.
+    binding = shlex.split(settings.binding_args or "--cpu_per_rs=1 --gpu_per_rs=1 --bind=none")
+    job = ["jsrun", "--nrs", str(settings.num_proc), "--tasks_per_rs=1", *binding]
+    job += [*shlex.split(settings.extra_mpi_args or ""), *words]
+    code = subprocess.run(job, env=whole, stdout=stdout, stderr=stderr, check=False).returncode
+    if code:
+        raise RuntimeError(f"the job failed: jsrun exited with non-zero status {code}.")
 
 
 def generate_jsrun_rankfile(settings: Settings, path: str | None = None) -> str:

@@ -20,6 +20,8 @@ pub enum Kind {
     Seconds,
     /// Whole numbers from 0, with commas between them.
     Counts,
+    /// How much: a whole number from 0 to this one, or yes (1) or no (0).
+    Degree(u64),
     /// One of these words, in any case.
     OneOf(&'static [&'static str]),
 }
@@ -37,6 +39,7 @@ impl Kind {
             Self::Amount(least, most) => text.parse().is_ok_and(|n: f64| (least..=most).contains(&n)),
             Self::Seconds => seconds(text).is_some(),
             Self::Counts => text.split(',').all(|n| n.trim().parse::<u64>().is_ok()),
+            Self::Degree(most) => degree(text).is_some_and(|n| n <= most),
             Self::OneOf(words) => is_one_of(words),
         }
     }
@@ -54,6 +57,7 @@ impl fmt::Display for Kind {
             Self::Amount(least, most) => write!(f, "a number from {least} to {most}"),
             Self::Seconds => f.write_str("a number of seconds"),
             Self::Counts => f.write_str("a list such as 0,2,4"),
+            Self::Degree(most) => write!(f, "a whole number from 0 to {most}, off or on"),
             Self::OneOf(words) => match words.split_last() {
                 Some((last, rest)) if !rest.is_empty() => write!(f, "{} or {last}", rest.join(", ")),
                 _ => f.write_str(&words.join(", ")),
@@ -74,6 +78,10 @@ pub(super) fn flag(text: &str) -> Option<bool> {
             (!digits.is_empty()).then(|| digits.bytes().any(|d| d != b'0'))
         }
     }
+}
+
+fn degree(text: &str) -> Option<u64> {
+    text.parse().ok().or_else(|| flag(text).filter(|_| !text.starts_with(|c: char| c.is_ascii_digit())).map(u64::from))
 }
 
 pub(super) fn seconds(text: &str) -> Option<Duration> {
@@ -101,6 +109,11 @@ mod tests {
             (Kind::Counts, "0, 2,4", true),
             (Kind::Counts, "0,,4", false),
             (Kind::Flag, "ture", false),
+            (Kind::Degree(2), "off", true),
+            (Kind::Degree(2), "Yes", true),
+            (Kind::Degree(2), "2", true),
+            (Kind::Degree(2), "3", false),
+            (Kind::Degree(2), "1x", false),
             (Kind::Flag, "auto", false),
             (Kind::FlagOrAuto, "AUTO", true),
             (Kind::Flag, " Yes ", true),

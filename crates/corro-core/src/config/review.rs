@@ -3,7 +3,7 @@
 //!
 //! Pure: the environment is an argument. Whoever starts first (the launcher, else rank 0) tells the user, once.
 
-use super::{REPORTED, VARIABLES, Variable};
+use super::{Kind, REPORTED, VARIABLES, Variable};
 
 /// Knobs of Horovod's that have no effect in Corro, and why.
 pub static WITHOUT_EFFECT: &[(&str, &str)] = &[
@@ -62,6 +62,8 @@ pub struct Remark {
     pub name: String,
     /// The whole sentence.
     pub text: String,
+    /// Its value can't be read: whoever reads it will fail.
+    pub unreadable: bool,
 }
 
 /// What there is to say about these variables, by name. Those that were reported before (see [`REPORTED`]) are left out.
@@ -72,8 +74,8 @@ pub fn review(environment: impl Iterator<Item = (String, String)>) -> Vec<Remark
     let reported = ours.iter().find(|(name, _)| name == REPORTED.name).map(|(_, names)| names.clone());
     let was_reported = |name: &str| reported.as_deref().unwrap_or_default().split(',').any(|n| n == name);
     let tell = |(name, value): &(String, String)| {
-        let text = remark(name, value).filter(|_| !was_reported(name))?;
-        Some(Remark { name: name.clone(), text })
+        let (text, unreadable) = remark(name, value).filter(|_| !was_reported(name))?;
+        Some(Remark { name: name.clone(), text, unreadable })
     };
     ours.iter().filter_map(tell).collect()
 }
@@ -82,23 +84,29 @@ fn has_our_prefix(name: &str) -> bool {
     name.starts_with("CORRO_") || name.starts_with("HOROVOD_")
 }
 
-fn remark(name: &str, value: &str) -> Option<String> {
+/// The sentence, and whether the value can't be read.
+fn remark(name: &str, value: &str) -> Option<(String, bool)> {
     if let Some(variable) = VARIABLES.iter().find(|v| v.name == name || v.horovod == Some(name)) {
-        return (!variable.kind.takes(value)).then(|| unreadable(variable, name, value));
+        return (!variable.kind.takes(value)).then(|| not_taken(variable, name, value));
     }
     if let Some(why) = why_without_effect(name) {
-        return Some(format!("{name} is set, but has no effect: {why}"));
+        return Some((format!("{name} is set, but has no effect: {why}"), false));
     }
     let is_quiet = |quiet: &&str| name == *quiet || (quiet.ends_with('_') && name.starts_with(*quiet));
     if QUIET.iter().any(is_quiet) {
         return None;
     }
     let hint = closest(name).map(|known| format!(" (did you mean {known}?)")).unwrap_or_default();
-    Some(format!("{name} is set, but Corro knows no such variable{hint}"))
+    Some((format!("{name} is set, but Corro knows no such variable{hint}"), false))
 }
 
-fn unreadable(variable: &Variable, name: &str, value: &str) -> String {
-    format!("{name} is {value:?}, which is not {}; the default is {}", variable.kind, variable.default)
+fn not_taken(variable: &Variable, name: &str, value: &str) -> (String, bool) {
+    let text = format!("{name} is {value:?}, which is not {}", variable.kind);
+    match variable.kind {
+        // Horovod's rule: whatever is not yes is no.
+        Kind::Flag | Kind::FlagOrAuto => (format!("{text}; it counts as 0"), false),
+        _ => (text, true),
+    }
 }
 
 /// The known name with the same prefix that looks most like `name`, if one does.
@@ -140,7 +148,7 @@ mod tests {
     #[test]
     fn names_are_those_the_user_wrote() {
         for (pair, words) in [
-            (("HOROVOD_AUTOTUNE", "ture"), "HOROVOD_AUTOTUNE is \"ture\", which is not 1 or 0; the default is 0"),
+            (("HOROVOD_AUTOTUNE", "ture"), "HOROVOD_AUTOTUNE is \"ture\", which is not 1 or 0; it counts as 0"),
             (("CORRO_LOG_LEVEL", "loud"), "CORRO_LOG_LEVEL is \"loud\", which is not trace, debug, info"),
             (("HOROVOD_FUSION_THRESHOLD", "18446744073709551615"), "HOROVOD_FUSION_THRESHOLD is"),
             (("HOROVOD_CYCEL_TIME", "1"), "did you mean HOROVOD_CYCLE_TIME?"),
@@ -152,6 +160,30 @@ mod tests {
             assert!(said.len() == 1 && said[0].contains(words), "{pair:?}: {said:?}");
         }
         assert_eq!(say(&[("CORRO_XYZZY", "1")]), ["CORRO_XYZZY is set, but Corro knows no such variable"]);
+    }
+
+    /// Off is off in whatever words; and a default that is on does not come back because of a slip.
+    #[test]
+    fn a_value_is_refused_only_where_nobody_could_read_it() {
+        let refused = |name: &str, value: &str| {
+            let said = review(std::iter::once((name.to_owned(), value.to_owned())));
+            said.first().map(|remark| remark.unreadable)
+        };
+        for (name, value, want) in [
+            ("CORRO_TIMEOUT", "soon", Some(true)),
+            ("HOROVOD_LOG_LEVEL", "loud", Some(true)),
+            ("CORRO_CHECKS", "off", None),
+            ("CORRO_CHECKS", "ON", None),
+            ("CORRO_CHECKS", "2", None),
+            ("CORRO_CHECKS", "3", Some(true)),
+            ("CORRO_PLAN", "ture", Some(false)),
+            ("CORRO_XYZZY", "1", Some(false)),
+        ] {
+            assert_eq!(refused(name, value), want, "{name}={value}");
+        }
+        assert_eq!(say(&[("CORRO_PLAN", "ture")]), ["CORRO_PLAN is \"ture\", which is not 1 or 0; it counts as 0"]);
+        let said = say(&[("HOROVOD_GLOO_TIMEOUT_SECONDS", "soon")]);
+        assert_eq!(said, ["HOROVOD_GLOO_TIMEOUT_SECONDS is \"soon\", which is not a number of seconds"]);
     }
 
     #[test]

@@ -25,6 +25,13 @@ pub(crate) fn passed_on(own: impl Iterator<Item = (OsString, OsString)>) -> Vec<
     own.filter(|(name, _)| !is_private(name.as_bytes())).collect()
 }
 
+/// The names of those of its own variables that a launcher passes on to other hosts.
+pub(crate) fn passed_to_another_host(
+    own: impl Iterator<Item = (OsString, OsString)>,
+) -> impl Iterator<Item = OsString> {
+    passed_on(own).into_iter().map(|(name, _)| name).filter(|name| !belongs_to_the_host(name.as_bytes()))
+}
+
 /// What the ranks of another host start with: what the launcher `sent`, and the host's `own` variables where the host
 /// knows better.
 pub(super) fn on_another_host(

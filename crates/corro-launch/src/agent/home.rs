@@ -34,7 +34,7 @@ impl Home {
             [word, rest @ ..] => match word.to_str().and_then(|word| word.strip_prefix("--in-task=")) {
                 Some(address) if rest.is_empty() => Ok(Self::Task(address.into())),
                 _ => Err(Error::Usage(format!(
-                    "{} means nothing to an agent; known: --in-task=ADDRESS, --in-step, --join=HOST:PORT",
+                    "an agent does not know {}; it knows --in-task=ADDRESS, --in-step, --join=HOST:PORT",
                     word.display()
                 ))),
             },

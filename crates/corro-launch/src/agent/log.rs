@@ -1,9 +1,12 @@
-//! What an agent itself has to say: lines of the one log, which the launcher shows. An agent has no other way to show anything.
+//! What an agent itself has to say: lines of the one log, which the launcher shows; on the agent's own standard error where there is
+//! no launcher that could.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use corro_core::config::Variable;
+use corro_core::config::{LOG_LEVEL, Variable};
+use corro_log::{Log, Options};
 use serde_bytes::ByteBuf;
+use tracing::level_filters::LevelFilter;
 
 /// Lines that wait to be passed on; more are lost.
 const MAX_LINES: usize = 1000;
@@ -22,8 +25,8 @@ impl OwnLog {
                 lines.push(line.to_owned());
             }
         };
-        let options = corro_log::Options::of(|variable| value(environment, variable));
-        corro_log::init_to(options, &format!("agent on {}", corro_transport::host_name()), Box::new(sink));
+        let options = Options::of(|variable| value(environment, variable));
+        corro_log::init_to(options, &speaker(), Box::new(sink));
     }
 
     /// What was said since the last time.
@@ -34,6 +37,21 @@ impl OwnLog {
     fn lines(&self) -> MutexGuard<'_, Vec<String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Has what `say` says written to this process's standard error, as its own environment wants its log. Without
+/// `CORRO_LOG_LEVEL` that is what matters as much as `least`.
+pub(crate) fn on_stderr(least: LevelFilter, say: impl FnOnce()) {
+    let mut options = Options::from_env();
+    if LOG_LEVEL.value().is_none() {
+        options.least = least;
+    }
+    let log = Log::new(options, Box::new(corro_log::pass_on)).named(&speaker());
+    tracing::subscriber::with_default(log, say);
+}
+
+fn speaker() -> String {
+    format!("agent on {}", corro_transport::host_name())
 }
 
 /// What an environment holds of a setting, by either of its names.
@@ -47,8 +65,6 @@ fn value(environment: &[(ByteBuf, ByteBuf)], variable: &Variable) -> Option<Stri
 
 #[cfg(test)]
 mod tests {
-    use corro_core::config::LOG_LEVEL;
-
     use super::*;
 
     #[test]

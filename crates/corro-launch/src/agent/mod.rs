@@ -9,7 +9,7 @@
 
 mod environment;
 mod home;
-mod log;
+pub(crate) mod log;
 pub mod message;
 mod process;
 mod terminal;
@@ -26,8 +26,9 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, wait};
 use serde_bytes::ByteBuf;
+use tracing::level_filters::LevelFilter;
 
-pub(crate) use environment::passed_on;
+pub(crate) use environment::{passed_on, passed_to_another_host};
 pub(crate) use home::Home;
 use log::OwnLog;
 use message::{Ending, Inbox, MAX_ORDER, Order, Report, Start};
@@ -268,7 +269,9 @@ impl<'a> Agent<'a> {
                     self.heard = Instant::now();
                     self.inbox.receive(&bytes[..count]);
                     if let Err(e) = self.obey() {
-                        eprintln!("corro agent: {e}");
+                        log::on_stderr(LevelFilter::WARN, || {
+                            tracing::error!("the launcher's orders can't be read: {e}");
+                        });
                         return self.disconnect();
                     }
                 }
@@ -500,7 +503,9 @@ impl<'a> Agent<'a> {
             && self.connected
             && now >= self.heard + silence
         {
-            eprintln!("corro agent: the launcher has been silent for {silence:?}, so its ranks here are ended");
+            log::on_stderr(LevelFilter::WARN, || {
+                tracing::error!("the launcher has been silent for {silence:?}, so its ranks here are ended");
+            });
             self.disconnect();
         }
         if now >= self.last_beat + BEAT {

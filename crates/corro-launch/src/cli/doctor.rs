@@ -11,7 +11,7 @@ use corro_transport::{cores, nic};
 use rustix::process::{Resource, getrlimit};
 
 use super::finding::{Finding, Verdict, ask, finding};
-use super::{doctor_gpu, exit, request};
+use super::{doctor_gpu, exit, request, script};
 use crate::job::Job;
 use crate::output::{Output, Style};
 use crate::placement;
@@ -22,19 +22,25 @@ const MIB: u64 = 1 << 20;
 pub(super) fn command() -> clap::Command {
     let text = |name: &'static str| Arg::new(name).long(name);
     clap::Command::new("corro doctor")
-        .about("Checks this machine, and the hosts given, for what jobs need")
+        .about("Checks whether this machine, and any hosts given, have what jobs need")
         .disable_version_flag(true)
-        .arg(text("hosts").short('H').value_name("H1:N,H2:N").help("Hosts to reach by ssh"))
-        .arg(text("hostfile").value_name("FILE").help("The same, in a file"))
-        .arg(text("ssh-port").short('p').value_name("N").help("ssh port"))
-        .arg(text("ssh-identity-file").short('i').value_name("FILE").help("ssh key"))
+        .arg(text("hosts").short('H').value_name("H1:N,H2:N").help("Other hosts to check, over ssh"))
+        .arg(text("hostfile").value_name("FILE").help("A file with the hosts to check, one `host slots=N` a line"))
+        .arg(text("ssh-port").short('p').value_name("N").help("Port of ssh"))
+        .arg(text("ssh-identity-file").short('i').value_name("FILE").help("Private key for ssh"))
         .arg(
             text("ssh-host-keys")
                 .value_parser(["known", "accept-new", "ignore"])
-                .help("What to do about unknown host keys"),
+                .help("Which host keys to accept: known (as your ssh is set up), accept-new, or ignore (dangerous)"),
         )
-        .arg(text("remote-corro").value_name("PATH").help("The corro program there"))
-        .arg(text("remote-shell").value_name("PROGRAM").help("Run in place of ssh"))
+        .arg(
+            text("remote-corro").value_name("PATH").help("The corro program on the other hosts [the path of this one]"),
+        )
+        .arg(
+            text("remote-shell")
+                .value_name("PROGRAM")
+                .help("Program to use instead of ssh; it is run as `PROGRAM HOST COMMAND`"),
+        )
 }
 
 /// The program; gives its exit code.
@@ -90,7 +96,8 @@ for name in sys.argv[1:]:
 
 fn look_with_python() -> Option<Vec<(String, String)>> {
     let words: Vec<&str> = ["-c", LOOK].into_iter().chain(FRAMEWORKS.split(' ')).collect();
-    let text = ask("python3", &words).or_else(|| ask("python", &words))?;
+    // The one that runs scripts as ranks.
+    let text = ask(script::python(), &words).or_else(|| ask("python", &words))?;
     let pair = |line: &str| line.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned()));
     Some(text.lines().filter_map(pair).collect())
 }
@@ -103,7 +110,7 @@ pub(super) fn frameworks() -> Vec<(String, bool)> {
 
 fn python() -> Finding {
     let Some(found) = look_with_python() else {
-        return finding(Verdict::Note, "Python", "no python3 in PATH: only other programs can be ranks");
+        return finding(Verdict::Note, "Python", "no python3 in PATH: Python programs can't run as ranks");
     };
     let Some((version, path)) = found.first() else {
         return finding(Verdict::Note, "Python", "python3 gives no answer");

@@ -7,6 +7,7 @@ use corro_cuda::sharing::share;
 use corro_cuda::{Allocation, Device, Driver, Nccl, driver};
 
 use super::finding::{Finding, Verdict, ask, finding};
+use super::script;
 
 const GIB: u64 = 1 << 30;
 
@@ -104,7 +105,7 @@ pub(super) fn nccl() -> Result<Nccl> {
     // As frameworks' own packages bring it.
     let look =
         "import importlib.util as u\ns = u.find_spec('nvidia.nccl')\nprint(list(s.submodule_search_locations)[0])";
-    let folder = ask("python3", &["-c", look]).map(|folder| PathBuf::from(folder).join("lib"));
+    let folder = ask(script::python(), &["-c", look]).map(|folder| PathBuf::from(folder).join("lib"));
     Nccl::open(&Vec::from_iter(folder))
 }
 

@@ -1,5 +1,6 @@
 //! What `corro doctor` finds, and how it asks other programs.
 
+use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ pub(super) fn finding(verdict: Verdict, about: &'static str, text: impl Into<Str
 }
 
 /// What a program prints, if it runs and ends well in time.
-pub(super) fn ask(program: &str, arguments: &[&str]) -> Option<String> {
+pub(super) fn ask(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> {
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())

@@ -38,19 +38,20 @@ pub(super) fn parse(name: &'static str, words: &[OsString]) -> Result<ArgMatches
 /// Flags that Horovod has and that hardly matter here.
 fn horovods_others() -> [Arg; 5] {
     [
-        switch("gloo", "Use Corro's own transports, which are used in any case"),
+        switch("gloo", "Start the ranks by Corro itself, which is the default"),
         switch("mpi", "Let mpirun start the ranks, and MPI move host tensors"),
         switch("jsrun", "Let LSF's jsrun start the ranks"),
-        value("mpi-args", "ARGS", "More words for mpirun or jsrun, in one").allow_hyphen_values(true),
-        value("binding-args", "ARGS", "The same, in place of Corro's own about binding").allow_hyphen_values(true),
+        value("mpi-args", "ARGS", "Extra arguments for mpirun or jsrun, as one quoted string")
+            .allow_hyphen_values(true),
+        value("binding-args", "ARGS", "Binding arguments that replace Corro's defaults").allow_hyphen_values(true),
     ]
 }
 
 /// For jobs with parameter servers.
 fn servers() -> [Arg; 2] {
     [
-        value("servers", "N", "Start N parameter servers as well, on the hosts of the ranks"),
-        value("server-hosts", "H1,H2", "Hosts for them that have no ranks"),
+        value("servers", "N", "Also start N parameter servers, on the hosts of the ranks"),
+        value("server-hosts", "H1,H2", "Extra hosts that run only parameter servers"),
     ]
 }
 
@@ -61,16 +62,56 @@ fn watching() -> [Arg; 5] {
         optional(value(
             "page",
             "ADDRESS:PORT",
-            "Serve a live page about the job; prints its link [a free port of 127.0.0.1]",
+            "Serve a live page about the job, and print its link [a free port of 127.0.0.1]",
         )),
-        switch("watch", "Let `corro top`, `corro stacks` and `corro ps` see the job; the flags below do so, too"),
+        switch("watch", "Let `corro top`, `corro stacks` and `corro ps` see the job; all flags of this group do so"),
         value("record", "FILE", "Record the job, for `corro page FILE` and `corro report FILE`"),
         optional(value(
             "report",
             "FILE.html",
-            "Say at the end where the time went and what to do; also as one HTML file",
+            "Print at the end where the time went and what to do; also write it to FILE.html if that is given",
         )),
-        value("logdir", "DIR", "Collect there what ranks write, and training values (JSON lines, TensorBoard)"),
+        value(
+            "logdir",
+            "DIR",
+            "Write the ranks' output and training values into this folder (JSON lines, TensorBoard)",
+        ),
+    ]
+}
+
+/// How other hosts are reached.
+fn remote() -> [Arg; 7] {
+    [
+        value("ssh-port", "N", "Port of ssh").short('p'),
+        value("ssh-identity-file", "FILE", "Private key for ssh").short('i'),
+        value(
+            "ssh-host-keys",
+            "RULE",
+            "Which host keys to accept: known (as your ssh is set up), accept-new, or ignore (dangerous)",
+        )
+        .value_parser(["known", "accept-new", "ignore"]),
+        value("remote-corro", "PATH", "The corro program on the other hosts [the path of this one]"),
+        value("remote-shell", "PROGRAM", "Program to use instead of ssh; it is run as `PROGRAM HOST COMMAND`"),
+        value(
+            "join-port",
+            "N",
+            "Port where other hosts join by `corro agent --join=HOST:N`; all need the same CORRO_SECRET",
+        ),
+        value("host-timeout", "S", "Seconds of silence after which a host counts as lost [10]"),
+    ]
+}
+
+/// For elastic jobs.
+fn elastic() -> [Arg; 8] {
+    [
+        value("host-discovery-script", "FILE", "Script that prints the hosts that are available now"),
+        value("min-num-proc", "N", "Least number of processes to go on with").alias("min-np"),
+        value("max-num-proc", "N", "Largest number of processes to grow to").alias("max-np"),
+        value("spares", "N", "Extra processes that wait, to replace lost ones at once [0]"),
+        value("slots-per-host", "N", "Slots per host if the discovery script gives none"),
+        value("elastic-timeout", "S", "Seconds to wait for enough hosts [600]"),
+        value("reset-limit", "N", "How often the job may start over"),
+        value("blacklist-cooldown-range", "MIN MAX", "Seconds before a failed host is tried again").num_args(2),
     ]
 }
 
@@ -88,43 +129,20 @@ pub(super) fn command(name: &'static str) -> Command {
             .allow_negative_numbers(true),
         switch("prefix-output-with-timestamp", "Begin each line of output with the time (also -prefix-timestamp)"),
         value("color", "WHEN", "Colour the prefixes: auto, always or never").value_parser(["auto", "always", "never"]),
-        value("grace-seconds", "S", "Time ranks get to end, before they are killed [1.5]"),
+        value("grace-seconds", "S", "Seconds that ranks get to end by themselves before they are killed [1.5]"),
         value("config-file", "FILE", "Settings in YAML"),
-        switch("verbose", "Say what is being done"),
-        switch("check-build", "Show what this installation can do, and end (also -cb)"),
-        switch("version", "Show the version, and end").short('v'),
+        switch("verbose", "Print what is being done"),
+        switch("check-build", "Show what this installation can do, and exit (also -cb)"),
+        switch("version", "Show the version, and exit").short('v'),
         switch("disable-cache", "No effect: nothing is cached between runs"),
     ];
     let network = [
         value("network-interfaces", "A,B", "Network interfaces to use between hosts"),
-        value("network-interface", "A", "The same, one at a time").action(ArgAction::Append),
+        value("network-interface", "A", "One network interface to use; may be given several times")
+            .action(ArgAction::Append),
         value("rendezvous-port", "N", "Port of the rendezvous store [any free one]"),
         switch("tls", "Encrypt everything between hosts (TLS 1.3)"),
-        switch("tcp", "No effect on Corro, which uses TCP between hosts; tells NCCL not to use InfiniBand"),
-    ];
-    let remote = [
-        value("ssh-port", "N", "ssh port").short('p'),
-        value("ssh-identity-file", "FILE", "ssh key").short('i'),
-        value("ssh-host-keys", "RULE", "known (as your ssh is set up), accept-new, or ignore (dangerous)")
-            .value_parser(["known", "accept-new", "ignore"]),
-        value("remote-corro", "PATH", "The corro program on the other hosts [the path of this one]"),
-        value("remote-shell", "PROGRAM", "Run as `PROGRAM HOST COMMAND` in place of ssh"),
-        value(
-            "join-port",
-            "N",
-            "Other hosts' agents join here by themselves (`corro agent --join=HOST:N`), by CORRO_SECRET",
-        ),
-        value("host-timeout", "S", "Seconds of silence after which a host counts as lost [10]"),
-    ];
-    let elastic = [
-        value("host-discovery-script", "FILE", "Prints the hosts that are there now"),
-        value("min-num-proc", "N", "Go on with as few as this").alias("min-np"),
-        value("max-num-proc", "N", "Grow to as many as this").alias("max-np"),
-        value("spares", "N", "Processes that are started and wait, to take the place of lost ones at once [0]"),
-        value("slots-per-host", "N", "Slots of hosts for which the script names none"),
-        value("elastic-timeout", "S", "Seconds to wait for enough hosts [600]"),
-        value("reset-limit", "N", "How often the job may start over"),
-        value("blacklist-cooldown-range", "MIN MAX", "Seconds before a failed host is tried again").num_args(2),
+        switch("tcp", "Tells NCCL not to use InfiniBand; no effect on Corro itself, which uses TCP between hosts"),
     ];
     let mut command = Command::new(name)
         .about("Starts a job of several processes, here and on other hosts")
@@ -142,9 +160,9 @@ pub(super) fn command(name: &'static str) -> Command {
         .next_help_heading("Network")
         .args(network)
         .next_help_heading("Other hosts")
-        .args(remote)
+        .args(remote())
         .next_help_heading("Elastic jobs")
-        .args(elastic)
+        .args(elastic())
         .next_help_heading("Horovod's other flags")
         .args(horovods_others())
         .next_help_heading("Settings of the ranks")

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command};
 use corro_core::{Error, Result};
-use corro_observe::{door, recording};
+use corro_observe::{job_socket, recording};
 use serde_json::Value;
 
 use super::exit::{self, complain};
@@ -15,7 +15,9 @@ use super::top::{self, plain};
 const NO_LINES: &str = "lines=18446744073709551615";
 
 fn job_argument() -> Arg {
-    Arg::new("job").value_name("JOB").help("The launcher's process number, as `corro ps` shows it [the only one]")
+    Arg::new("job")
+        .value_name("JOB")
+        .help("The job's number that `corro ps` shows (its launcher's process ID) [the only job]")
 }
 
 /// One of the commands.
@@ -29,10 +31,13 @@ pub(super) fn commands() -> [Command; 4] {
     [
         about("ps", "Lists your jobs on this host that can be watched (`corro run --watch`, `--page`, ...)"),
         about("top", "Shows a running job in the terminal").arg(job_argument()),
-        about("stacks", "Says where the threads of all ranks of a running job are").arg(job_argument()),
-        about("record", "Writes a recording of a running job with the flight records of its ranks, for `corro page` and `corro report`")
-            .arg(Arg::new("file").required(true).value_name("FILE").help("The recording"))
-            .arg(job_argument()),
+        about("stacks", "Shows where in its code each thread of a running job's ranks is").arg(job_argument()),
+        about(
+            "record",
+            "Writes a running job's recording, with its ranks' flight records, for `corro page` and `corro report`",
+        )
+        .arg(Arg::new("file").required(true).value_name("FILE").help("The recording to write"))
+        .arg(job_argument()),
     ]
 }
 
@@ -47,7 +52,7 @@ fn with(name: &'static str, words: &[OsString], act: impl FnOnce(&ArgMatches) ->
 
 /// The job that is meant.
 fn chosen(matches: &ArgMatches) -> Result<PathBuf> {
-    let jobs = door::jobs(&door::folder()?);
+    let jobs = job_socket::jobs(&job_socket::folder()?);
     let numbers: Vec<String> = jobs.iter().map(|(number, _)| number.to_string()).collect();
     match (matches.get_one::<String>("job"), jobs.as_slice()) {
         (Some(wanted), _) => {
@@ -65,7 +70,7 @@ fn chosen(matches: &ArgMatches) -> Result<PathBuf> {
 
 /// How a job stands.
 fn view(socket: &Path) -> Result<Value> {
-    let text = door::ask(socket, &format!("/view?{NO_LINES}"))?;
+    let text = job_socket::ask(socket, &format!("/view?{NO_LINES}"))?;
     recording::parse(&text).map_err(Error::Malformed)
 }
 
@@ -73,7 +78,7 @@ fn view(socket: &Path) -> Result<Value> {
 pub(super) fn ps(words: &[OsString]) -> u8 {
     with("ps", words, |_| {
         println!("{:>8}  {:>5}  {:>9}  {:>9}  COMMAND", "JOB", "RANKS", "TIME", "STEP");
-        for (number, path) in door::jobs(&door::folder()?) {
+        for (number, path) in job_socket::jobs(&job_socket::folder()?) {
             // It may end at this moment.
             if let Ok(view) = view(&path) {
                 println!("{}", line(number, &view));
@@ -94,7 +99,7 @@ fn line(number: u32, view: &Value) -> String {
 /// `corro stacks`.
 pub(super) fn stacks(words: &[OsString]) -> u8 {
     with("stacks", words, |matches| {
-        let text = door::ask(&chosen(matches)?, "/stacks")?;
+        let text = job_socket::ask(&chosen(matches)?, "/stacks")?;
         text.lines().for_each(|line| println!("{}", plain(line)));
         Ok(())
     })
@@ -104,7 +109,7 @@ pub(super) fn stacks(words: &[OsString]) -> u8 {
 pub(super) fn record(words: &[OsString]) -> u8 {
     with("record", words, |matches| {
         let file = matches.get_one::<String>("file").map(PathBuf::from).unwrap_or_default();
-        let text = door::ask(&chosen(matches)?, "/record")?;
+        let text = job_socket::ask(&chosen(matches)?, "/record")?;
         recording::parse(&text).map_err(Error::Malformed)?;
         recording::write(&file, &text)
     })

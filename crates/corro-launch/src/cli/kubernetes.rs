@@ -17,20 +17,22 @@ use crate::kubernetes::{Elastic, Job, JobSecret, documents, names, objects};
 pub(super) fn command() -> Command {
     let manifest = Command::new("manifest")
         .about(
-            "Prints a job (Secret, Service, Job; a StatefulSet of workers if it is elastic) for `kubectl apply -f -`",
+            "Prints a job's objects for `kubectl apply -f -`: Secret, Service, Job; if it is elastic, a StatefulSet of workers too",
         )
         .args(job());
     let run = Command::new("run")
-        .about("Runs a job: makes it by kubectl, shows what ranks write, exits as the job does, and removes it")
+        .about(
+            "Runs a job: creates it with kubectl, shows what its ranks write, removes it, and exits with its exit code",
+        )
         .args(job())
         .args([
             value("context", "NAME", "The context of kubectl's configuration [the current one]"),
             value("kubectl", "PATH", "The kubectl to use").default_value("kubectl"),
-            value("start-timeout", "S", "Seconds within which all pods must have begun").default_value("600"),
+            value("start-timeout", "S", "Seconds within which all pods must have started").default_value("600"),
             flag("keep", "Leave the job's objects in the cluster when it is over"),
         ]);
     Command::new("corro k8s")
-        .about("For Kubernetes")
+        .about("Runs jobs in Kubernetes, or prints their objects")
         .disable_version_flag(true)
         .subcommand_required(true)
         .subcommands([run, manifest].map(|command| command.disable_version_flag(true).arg(program())))
@@ -50,27 +52,31 @@ fn program() -> Arg {
         .required(true)
         .trailing_var_arg(true)
         .allow_hyphen_values(true)
-        .help("What to run in each pod, as in `python train.py`")
+        .help("What to run in each pod, e.g. `python train.py`")
 }
 
 /// What a job may be told.
 fn job() -> [Arg; 20] {
     [
-        value("num-proc", "N", "How many ranks, a pod each").short('n').visible_alias("np").required(true),
-        value("image", "IMAGE", "The image, with your program and Corro").required(true),
+        value("num-proc", "N", "How many ranks; each has a pod of its own")
+            .short('n')
+            .visible_alias("np")
+            .required(true),
+        value("image", "IMAGE", "The container image, with your program and Corro in it").required(true),
         value("name", "NAME", "The job's name").default_value("corro"),
         value("namespace", "NAME", "The namespace [the one that kubectl uses]"),
-        value("min-np", "N", "Elastic: goes on with as few as N ranks, and pods that are lost are replaced"),
-        value("max-np", "N", "Elastic: grows to as many as N ranks, by `kubectl scale statefulset NAME-worker`"),
-        value("cpus", "AMOUNT", "CPUs of each rank, as in 4 or 500m"),
-        value("memory", "AMOUNT", "Memory of each rank, as in 8Gi"),
+        value("min-np", "N", "Elastic job: goes on with as few as N ranks, and replaces lost pods"),
+        value("max-np", "N", "Elastic job: `kubectl scale statefulset NAME-worker` can grow it to N ranks"),
+        value("cpus", "AMOUNT", "CPUs of each rank, e.g. 4 or 500m"),
+        value("memory", "AMOUNT", "Memory of each rank, e.g. 8Gi"),
         value("gpus-per-rank", "N", "GPUs of each rank (nvidia.com/gpu)").default_value("0"),
-        value("shm-size", "AMOUNT", "The most that /dev/shm holds").default_value("1Gi"),
-        value("env", "NAME=VALUE", "A variable for all ranks; may be given several times").action(ArgAction::Append),
+        value("shm-size", "AMOUNT", "Size limit of /dev/shm").default_value("1Gi"),
+        value("env", "NAME=VALUE", "An environment variable for all ranks; may be given several times")
+            .action(ArgAction::Append),
         value("node-selector", "LABEL=VALUE", "Only nodes with this label; may be given several times")
             .action(ArgAction::Append),
-        value("secret", "NAME", "A Secret that is there, with 64 hexadecimal digits under `secret` [a new one]"),
-        value("run-as-user", "ID", "The user in the pods [the image's, which must not be root]"),
+        value("secret", "NAME", "An existing Secret that has 64 hexadecimal digits under the key `secret` [a new one]"),
+        value("run-as-user", "ID", "User ID in the pods [the image's user, which must not be root]"),
         value("image-pull-policy", "POLICY", "When the image is pulled").value_parser([
             "Always",
             "IfNotPresent",
@@ -78,8 +84,8 @@ fn job() -> [Arg; 20] {
         ]),
         value("priority-class", "NAME", "The pods' priority class"),
         value("queue", "NAME", "Kueue's local queue that the job waits in"),
-        value("time", "SECONDS", "The time limit of the job"),
-        flag("read-only-root", "Ranks can write to /tmp and /dev/shm only"),
+        value("time", "SECONDS", "Time limit of the job"),
+        flag("read-only-root", "Make the root file system read-only: ranks can write to /tmp and /dev/shm only"),
         flag("network-policy", "Only pods of the job may connect to its pods (where the cluster enforces that)"),
     ]
 }

@@ -62,7 +62,7 @@ impl Run {
         if !there.trim().is_empty() {
             let name = &job.name;
             return Err(Error::Usage(format!(
-                "the cluster has a Job {name} already: give another --name, or `kubectl delete job {name}`"
+                "there is already a Job {name} in the cluster: give another --name, or `kubectl delete job {name}`"
             )));
         }
         let (sender, events) = channel();
@@ -86,8 +86,8 @@ impl Run {
     fn make(&self, all: &[Value]) -> Result<()> {
         let apply = ["apply", "--server-side", "--field-manager=corro", "--output=json", "--filename=-"];
         let answer = self.kubectl.call(&apply, &documents(all), CALL)?;
-        let uid =
-            uid_of_job(&answer).ok_or_else(|| Error::Malformed("kubectl names no Job that it has made".into()))?;
+        let uid = uid_of_job(&answer)
+            .ok_or_else(|| Error::Malformed("kubectl printed no name of a Job that it created".into()))?;
         self.kubectl.call(&apply, &documents(&owned(all, &uid)), CALL).map(drop)
     }
 

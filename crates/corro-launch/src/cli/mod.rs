@@ -16,6 +16,7 @@ mod check_build;
 mod config_file;
 mod doctor;
 mod doctor_gpu;
+mod elsewhere;
 mod exit;
 mod finding;
 mod flags;
@@ -24,6 +25,7 @@ mod jobs;
 mod knobs;
 mod kubernetes;
 mod kubernetes_run;
+mod launchers;
 mod program;
 mod request;
 mod script;
@@ -98,8 +100,8 @@ pub fn main(words: &[OsString], agent: Option<&[OsString]>) -> u8 {
 
 /// Serves a launcher as these words say, and gives the exit code.
 fn agent_of(words: &[OsString]) -> Result<i32> {
-    match join::Visit::understand(words) {
-        Some(visit) => join::serve(&visit?),
+    match join::JoinTarget::understand(words) {
+        Some(target) => join::serve(&target?),
         None => crate::agent::serve(crate::agent::Home::understand(words)?),
     }
 }
@@ -129,7 +131,7 @@ impl Asked {
 pub fn understand(words: &[OsString], agent: Option<&[OsString]>) -> Result<Asked> {
     let wrong = |e: clap::Error| Error::Usage(e.to_string().trim_start_matches("error: ").trim_end().to_owned());
     let matches = flags::parse("corro run", words).map_err(wrong)?;
-    let mut request = request::understand(&matches, agent, &config::review_own())?;
+    let mut request = request::understand(&matches, agent, &reviewed()?)?;
     if request.handover.is_some() {
         request.remarks.push(
             "use_mpi has no effect on a function: its processes are started by Corro itself. To have mpirun start them, put the \
@@ -139,6 +141,18 @@ pub fn understand(words: &[OsString], agent: Option<&[OsString]>) -> Result<Aske
     }
     let output = output(&request)?;
     Ok(Asked { plan: request.plan, output, remarks: request.remarks, watching: request.watching })
+}
+
+/// What there is to say about the environment. A value that can't be read is an error: each rank would fail at it, after all of
+/// them have started.
+fn reviewed() -> Result<Vec<config::Remark>> {
+    let (unreadable, remarks): (Vec<_>, Vec<_>) =
+        config::review_own().into_iter().partition(|remark| remark.unreadable);
+    if unreadable.is_empty() {
+        return Ok(remarks);
+    }
+    let texts: Vec<String> = unreadable.into_iter().map(|remark| remark.text).collect();
+    Err(Error::Usage(texts.join("\n")))
 }
 
 fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8 {
@@ -154,7 +168,8 @@ fn run(name: &'static str, words: &[OsString], agent: Option<&[OsString]>) -> u8
         print!("{}", check_build::table());
         return 0;
     }
-    request::understand(&matches, agent, &config::review_own())
+    reviewed()
+        .and_then(|remarks| request::understand(&matches, agent, &remarks))
         .and_then(|request| start(name, request))
         .unwrap_or_else(|e| complain(name, &e))
 }
@@ -182,11 +197,11 @@ fn start(name: &str, mut request: request::Request) -> Result<u8> {
     for remark in &request.remarks {
         exit::tell(&format!("{name}: {remark}"));
     }
-    let output = output(&request)?;
-    corro_log::init_with(request.log(), "launcher");
     if let Some(handover) = &request.handover {
         return Err(handover::hand_over(handover, |text| exit::tell(&format!("{name}: {text}"))));
     }
+    let output = output(&request)?;
+    corro_log::init_with(request.log(), "launcher");
     let signals = signals::block()?;
     let watching = request.watching.start(name, request.plan.job())?;
     let ready = |control| signals::pass_on(signals, control);

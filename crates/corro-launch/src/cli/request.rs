@@ -9,9 +9,9 @@ use corro_core::{Error, Rank, Result, config};
 use corro_membership::Rules;
 
 use super::config_file::{self, ConfigFile};
-use super::handover::{self, Handover};
+use super::handover::Handover;
 use super::watching::Watching;
-use super::{flags, knobs, script};
+use super::{flags, knobs, launchers, script};
 use crate::allocation::{self, Allocation, System};
 use crate::elastic::{ElasticJob, Hosts};
 use crate::event::Control;
@@ -117,15 +117,17 @@ pub(super) fn understand(
     let mut remarks: Vec<String> = file
         .unknown
         .iter()
-        .map(|key| format!("the config file's {key:?} means nothing to corro and is left out"))
+        .map(|key| format!("corro does not know the config file's {key:?} and ignores it"))
         .collect();
     let settings = knobs::settings(&flags::settings(matches), &file.given)?;
     remarks.extend(settings.remarks);
     if matches.get_flag("jsrun") && config::foreign("LSB_JOBID").is_none() {
-        return Err(Error::Usage("--jsrun is for jobs of LSF, and this is none: LSB_JOBID is not set".into()));
+        return Err(Error::Usage(
+            "--jsrun works only in a job of LSF, and this is not one: LSB_JOBID is not set".into(),
+        ));
     }
     let rules = elastic_rules(matches)?;
-    let launcher = handover::asked(matches, file.controller.as_deref(), rules.is_some(), &mut remarks)?;
+    let launcher = launchers::asked(matches, file.controller.as_deref(), rules.is_some(), &mut remarks)?;
     remark_on_others(matches, launcher.is_some(), rules.is_some(), &mut remarks);
 
     let command: Vec<OsString> = matches.get_many::<OsString>("command").unwrap_or_default().cloned().collect();
@@ -458,7 +460,7 @@ fn remark_on_others(matches: &ArgMatches, handed_over: bool, elastic: bool, rema
 }
 
 fn number<T: std::str::FromStr>(matches: &ArgMatches, flag: &str) -> Result<Option<T>> {
-    let wrong = |text: &String| Error::Usage(format!("--{flag} is {text:?}, which is not a number it takes"));
+    let wrong = |text: &String| Error::Usage(format!("--{flag} is {text:?}, which is not a number that it accepts"));
     matches.get_one::<String>(flag).map(|text| text.trim().parse().map_err(|_| wrong(text))).transpose()
 }
 
@@ -587,7 +589,8 @@ mod tests {
     #[test]
     fn ranks_need_not_repeat_what_was_said_about_the_environment() {
         let matches = flags::parse("corro run", &["-n", "1", "true"].map(Into::into)).unwrap();
-        let remark = |name: &str| config::Remark { name: name.into(), text: format!("{name} is odd") };
+        let remark =
+            |name: &str| config::Remark { name: name.into(), text: format!("{name} is odd"), unreadable: false };
         let request = understand(&matches, None, &[remark("CORRO_A"), remark("HOROVOD_B")]).unwrap();
         assert_eq!(request.remarks, ["CORRO_A is odd", "HOROVOD_B is odd"]);
         assert!(fixed(&request).variables.contains(&("CORRO_REPORTED".into(), "CORRO_A,HOROVOD_B".into())));

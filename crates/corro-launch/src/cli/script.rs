@@ -10,15 +10,24 @@ pub(super) fn with_python(command: Vec<OsString>) -> Vec<OsString> {
     with_python_beside(own.as_deref().and_then(Path::parent), command)
 }
 
+/// The Python that this program was installed with, else the one that comes first in PATH, as the shell would find it.
+pub(super) fn python() -> OsString {
+    let own = std::env::current_exe().ok();
+    python_beside(own.as_deref().and_then(Path::parent))
+}
+
 fn with_python_beside(folder: Option<&Path>, mut command: Vec<OsString>) -> Vec<OsString> {
     let is_script = command.first().is_some_and(|word| Path::new(word).extension() == Some(OsStr::new("py")));
     if is_script {
-        let beside = |name: &&str| folder.map(|folder| folder.join(name)).filter(|path| path.is_file());
-        let python = ["python3", "python"].iter().find_map(beside);
-        // Else whichever comes first in PATH, as the shell would find it.
-        command.insert(0, python.map_or_else(|| OsString::from("python3"), PathBuf::into_os_string));
+        command.insert(0, python_beside(folder));
     }
     command
+}
+
+fn python_beside(folder: Option<&Path>) -> OsString {
+    let beside = |name: &&str| folder.map(|folder| folder.join(name)).filter(|path| path.is_file());
+    let python = ["python3", "python"].iter().find_map(beside);
+    python.map_or_else(|| OsString::from("python3"), PathBuf::into_os_string)
 }
 
 #[cfg(test)]

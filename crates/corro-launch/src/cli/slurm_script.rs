@@ -18,16 +18,16 @@ pub(super) fn command() -> Command {
         .about("Prints a batch file for `sbatch`")
         .disable_version_flag(true)
         .args([
-            value("nodes", "N", "How many nodes").short('N').default_value("1"),
-            value("ntasks-per-node", "N", "How many ranks each has [one a GPU, else 1]"),
-            value("gpus-per-node", "N", "How many GPUs each has"),
-            value("time", "TIME", "The time limit, as sbatch takes it").default_value("01:00:00"),
+            value("nodes", "N", "Number of nodes").short('N').default_value("1"),
+            value("ntasks-per-node", "N", "Number of ranks on each node [one for each GPU, else 1]"),
+            value("gpus-per-node", "N", "Number of GPUs on each node"),
+            value("time", "TIME", "Time limit, in sbatch's format").default_value("01:00:00"),
             value("partition", "NAME", "The partition"),
             value("job-name", "NAME", "The job's name").default_value("corro"),
             value(
                 "min-np",
                 "N",
-                "Elastic: goes on with as few as N ranks; ends at a commit and is queued again when its time is up",
+                "Elastic job: goes on with as few as N ranks; when its time is up, it ends at a commit and is queued again",
             ),
         ])
         .arg(
@@ -36,10 +36,10 @@ pub(super) fn command() -> Command {
                 .required(true)
                 .trailing_var_arg(true)
                 .allow_hyphen_values(true)
-                .help("What to run, as in `python train.py`"),
+                .help("What to run, e.g. `python train.py`"),
         );
     Command::new("corro slurm")
-        .about("For Slurm")
+        .about("Makes batch files for Slurm")
         .disable_version_flag(true)
         .subcommand_required(true)
         .subcommand(script)
@@ -65,7 +65,7 @@ fn script(matches: &ArgMatches) -> Result<String> {
     let text = |name: &str| matches.get_one::<String>(name).cloned();
     let number = |name: &str| -> Result<Option<usize>> {
         let parse = |text: String| match text.parse() {
-            Ok(0) | Err(_) => Err(Error::Usage(format!("--{name} is {text:?}, which is not a number from 1 on"))),
+            Ok(0) | Err(_) => Err(Error::Usage(format!("--{name} is {text:?}; it must be 1 or more"))),
             Ok(number) => Ok(number),
         };
         text(name).map(parse).transpose()
@@ -73,7 +73,9 @@ fn script(matches: &ArgMatches) -> Result<String> {
     let plain = |name: &str| -> Result<Option<String>> {
         match text(name) {
             Some(word) if !word.bytes().all(|b| b.is_ascii_alphanumeric() || b"._:,@-".contains(&b)) => {
-                Err(Error::Usage(format!("--{name} is {word:?}, which sbatch could not read")))
+                Err(Error::Usage(format!(
+                    "--{name} is {word:?}, which sbatch can't read: only letters, digits and . _ : , @ - are allowed"
+                )))
             }
             word => Ok(word),
         }

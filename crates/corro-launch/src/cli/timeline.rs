@@ -14,32 +14,35 @@ use super::exit::{self, complain, tell};
 
 /// `corro timeline`.
 pub(super) fn command() -> Command {
-    let files = || {
-        Arg::new("file")
-            .required(true)
-            .num_args(1..)
-            .value_name("FILE")
-            .help("A timeline, a trace, or what CORRO_TRACE was set to: then the files of all ranks beside it")
-    };
+    let files =
+        || {
+            Arg::new("file").required(true).num_args(1..).value_name("FILE").help(
+                "A timeline or trace file, or the value that CORRO_TRACE had: it stands for the files of all ranks",
+            )
+        };
     let output = |text: &'static str| Arg::new("output").long("output").short('o').value_name("FILE").help(text);
     Command::new("corro timeline")
-        .about("Shows what the timeline or the trace of a job says")
+        .about("Reads a job's timeline or trace: shows it, or merges its files")
         .disable_version_flag(true)
         .disable_help_subcommand(true)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(Command::new("summary").about("What took the time, and who was late, on one screen").arg(files()))
+        .subcommand(
+            Command::new("summary")
+                .about("Shows what took the time and which ranks were late, on one screen")
+                .arg(files()),
+        )
         .subcommand(
             Command::new("merge")
-                .about("Makes one trace of those of all ranks, on one clock")
+                .about("Merges all ranks' traces into one file")
                 .arg(files())
-                .arg(output("Where to write it").required(true)),
+                .arg(output("The file to write").required(true)),
         )
         .subcommand(
             Command::new("open")
-                .about("Makes one page of it, which needs nothing else, for any browser")
+                .about("Makes one HTML page for any browser; it needs no other files")
                 .arg(files())
-                .arg(output("Where to write it [FILE.html]")),
+                .arg(output("The page to write [FILE.html]")),
         )
 }
 
@@ -98,7 +101,10 @@ fn merge(matches: &ArgMatches) -> Result<()> {
         tell(&format!("corro timeline: {} lines could not be read and are left out", merged.unreadable));
     }
     for path in &merged.unaligned {
-        tell(&format!("corro timeline: {} does not say how its clock stands to others", path.display()));
+        tell(&format!(
+            "corro timeline: {} has no clock offset: its times may not fit those of the other files",
+            path.display()
+        ));
     }
     Ok(())
 }
@@ -160,7 +166,7 @@ fn read(files: &[PathBuf]) -> Result<Trace> {
     };
     if trace.spans.is_empty() && trace.unreadable > 0 {
         let names: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
-        return Err(Error::Usage(format!("{} is no timeline or trace", names.join(", "))));
+        return Err(Error::Usage(format!("{} is not a timeline or trace", names.join(", "))));
     }
     Ok(trace)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Command};
 use corro_core::{Error, Result};
-use corro_observe::door::{self, Door};
+use corro_observe::job_socket::{self, JobSocket};
 use corro_observe::page::{self, Page, Source};
 use corro_observe::view::Since;
 use corro_observe::watcher::Files;
@@ -60,14 +60,14 @@ impl Watching {
         job.watcher = Some(Arc::clone(&watcher));
         let page = self.page.map(|address| page::serve(address, Source::Live(Arc::clone(&watcher)))).transpose()?;
         // That this user's other programs can't ask the job is no reason not to run it.
-        let door = door::folder().and_then(|folder| page::open_door(&folder, Arc::clone(&watcher)));
-        if let Err(error) = &door {
+        let socket = job_socket::folder().and_then(|folder| page::open_job_socket(&folder, Arc::clone(&watcher)));
+        if let Err(error) = &socket {
             tell(&format!("{name}: `corro top` can't see this job: {error}"));
         }
         if let Some(page) = &page {
             tell(&format!("{name}: watch this job at {}", page.url));
         }
-        Ok(Watched { watcher: Some(watcher), report: self.report, html: self.html.clone(), page, _door: door.ok() })
+        Ok(Watched { watcher: Some(watcher), report: self.report, html: self.html.clone(), page, _socket: socket.ok() })
     }
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Watched {
     report: bool,
     html: Option<PathBuf>,
     page: Option<Page>,
-    _door: Option<Door>,
+    _socket: Option<JobSocket>,
 }
 
 impl Watched {
@@ -116,35 +116,45 @@ fn show_report(view: &str, html: Option<&Path>) -> Result<()> {
 /// `corro report`.
 pub(super) fn report_command() -> Command {
     Command::new("corro report")
-        .about("Says where the time of a recorded job went, and what to do")
+        .about("Shows where the time of a recorded job went, and what to do about it")
         .disable_version_flag(true)
-        .arg(Arg::new("file").required(true).value_name("FILE").help("What `corro run --record FILE` has written"))
-        .arg(Arg::new("html").long("html").value_name("FILE").help("Also write it as one HTML file, with pictures"))
+        .arg(
+            Arg::new("file")
+                .required(true)
+                .value_name("FILE")
+                .help("A recording made by `corro run --record FILE` or `corro record FILE`"),
+        )
+        .arg(
+            Arg::new("html")
+                .long("html")
+                .value_name("FILE")
+                .help("Also write the report, with charts, to one HTML file"),
+        )
         .arg(
             Arg::new("against")
                 .long("against")
                 .value_name("FILE")
-                .help("A recording of the same program on one rank: says what the other ranks are worth"),
+                .help("A recording of the same program on fewer ranks: shows how much faster more ranks make it"),
         )
 }
 
 /// `corro page`.
 pub(super) fn page_command() -> Command {
     Command::new("corro page")
-        .about("Shows recorded jobs on a page, one beside the other")
+        .about("Shows recorded jobs side by side on a web page")
         .disable_version_flag(true)
         .arg(
             Arg::new("file")
                 .required(true)
                 .num_args(1..)
                 .value_name("FILE")
-                .help("What `corro run --record FILE` has written"),
+                .help("A recording made by `corro run --record FILE` or `corro record FILE`"),
         )
         .arg(
             Arg::new("listen")
                 .long("listen")
                 .value_name("ADDRESS:PORT")
-                .help("Where to serve it [a free port of 127.0.0.1]"),
+                .help("Address of the page [a free port of 127.0.0.1]"),
         )
 }
 

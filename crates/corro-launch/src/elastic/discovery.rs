@@ -73,7 +73,7 @@ impl Seeker {
                 let mut seeker = self;
                 seeker.tell(list);
             }
-            // Who joins is told by the lobby.
+            // Who joins is told by the listener for agents.
             Hosts::Joined => {}
             Hosts::Script { command, slots_per_host, every } => {
                 let name = format!("the host discovery script {}", command.display());

@@ -14,6 +14,7 @@ use corro_core::{Rank, Result};
 use corro_membership::fleet::HostSlots;
 use corro_membership::message::{DRIVER, MAX_TO_DRIVER, ToDriver};
 use corro_membership::{Decision, Exit, Input, Machine, Verdict, WorkerId};
+use corro_transport::Bind;
 use corro_transport::messages::{MessageEvent, MessageServer};
 
 use super::discovery::Discovery;
@@ -93,8 +94,8 @@ impl<'a> Driver<'a> {
         let discovery = Discovery::start(elastic.hosts.clone(), sender.clone())?;
         let launcher = Launcher::new(&elastic.job, output, all_here, (sender.clone(), events))?;
         let messages = open_server(&launcher, all_here, sender)?;
-        if let (Hosts::Joined, Some(lobby)) = (&elastic.hosts, &launcher.lobby) {
-            lobby.watch(sender.clone());
+        if let (Hosts::Joined, Some(joining)) = (&elastic.hosts, &launcher.joining) {
+            joining.watch(sender.clone());
         }
         Ok(Self {
             elastic,
@@ -231,8 +232,8 @@ impl<'a> Driver<'a> {
                 let host = self.launcher.agents[at].host.clone();
                 self.launcher.say(&format!("corro: {host} leaves: its system has sent {}", Ending::Signal(signal)));
                 // As if a list of hosts had dropped it: its processes go at their next commit.
-                if let Some(lobby) = &self.launcher.lobby {
-                    lobby.leave(&host);
+                if let Some(joining) = &self.launcher.joining {
+                    joining.leave(&host);
                 }
                 Ok(())
             }
@@ -357,20 +358,17 @@ impl<'a> Driver<'a> {
 
 /// Opens the place where workers talk to the driver.
 fn open_server(launcher: &Launcher<'_>, all_here: bool, sender: &Sender<Event>) -> Result<MessageServer> {
-    let open = |address: IpAddr| {
+    let open_at = |bind: &Bind| {
         let sender = sender.clone();
         let hear = move |heard: MessageEvent<ToDriver>| drop(sender.send(Event::Membership(heard)));
-        MessageServer::open(
-            DRIVER,
-            SocketAddr::new(address, 0),
-            &launcher.secret,
-            launcher.job.tls,
-            MAX_TO_DRIVER,
-            hear,
-        )
+        MessageServer::open_at(DRIVER, bind, &launcher.secret, launcher.job.tls, MAX_TO_DRIVER, hear)
     };
+    let open = |address: IpAddr| open_at(&SocketAddr::new(address, 0).into());
     if all_here {
         return open(Ipv4Addr::LOCALHOST.into());
+    }
+    if !launcher.job.interfaces.is_empty() {
+        return open_at(&Bind::interfaces(&launcher.job.interfaces, 0)?);
     }
     // A system without IPv6 has the other one.
     open(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| open(Ipv4Addr::UNSPECIFIED.into()))

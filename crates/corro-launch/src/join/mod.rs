@@ -6,22 +6,22 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `lobby` | the launcher's side: who is there, and who is waited for |
-//! | `guests` | who is called what (pure) |
+//! | `listening` | the launcher's side: who is there, and who is waited for |
+//! | `joined_agents` | who is called what (pure) |
 //! | `relay` | bytes between a connection and a pair of sockets |
-//! | `visit` | the agent's side |
+//! | `joining` | the agent's side |
 
-mod guests;
-mod lobby;
+mod joined_agents;
+mod joining;
+mod listening;
 mod relay;
-mod visit;
 
 use corro_core::Result;
 use corro_transport::secret::Secret;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use lobby::Lobby;
-pub(crate) use visit::{Visit, serve};
+pub(crate) use joining::{JoinTarget, serve};
+pub(crate) use listening::AgentListener;
 
 /// The first that an agent says.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,8 +33,8 @@ struct Introduction {
 /// The longest introduction.
 const MAX_INTRODUCTION: usize = 1024;
 
-/// The key of this door: what proves it proves nothing elsewhere.
-fn door_key(secret: &Secret) -> Secret {
+/// The key of this port: what proves it proves nothing elsewhere.
+fn join_key(secret: &Secret) -> Secret {
     Secret::from_bytes(secret.derive("agents that join"))
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use corro_transport::door;
+use corro_transport::listener;
 use corro_transport::{Broken, Stream};
 use rustix::event::{PollFd, PollFlags};
 
@@ -58,7 +58,7 @@ pub(super) fn run(mut stream: Box<dyn Stream>, already: Vec<u8>, local: &UnixStr
         if !out.ended {
             fds.push(PollFd::from_borrowed_fd(local.as_fd(), wants(out.has_room(), !back.waiting.is_empty())));
         }
-        if door::sleep(&mut fds, give_up.map(|until| until.saturating_duration_since(now))).is_err() {
+        if listener::sleep(&mut fds, give_up.map(|until| until.saturating_duration_since(now))).is_err() {
             return;
         }
     }

@@ -105,14 +105,14 @@ impl Following {
         let waiting: Vec<String> =
             self.pods.values().filter(|pod| matches!(pod.state, State::Waiting(_))).take(3).map(reason).collect();
         let missing = self.ranks - begun;
-        let pods = if waiting.is_empty() { "the job has made none".to_owned() } else { waiting.join("; ") };
-        Some(format!("{missing} of {} pods have not begun ({pods})", self.ranks))
+        let pods = if waiting.is_empty() { "the job has created none".to_owned() } else { waiting.join("; ") };
+        Some(format!("{missing} of {} pods have not started ({pods})", self.ranks))
     }
 
     /// A pod that will not begin by itself, and why. A worker of an elastic job is none: the job may go on without it.
     pub(crate) fn stuck(&self) -> Option<String> {
         self.indexed().find_map(|pod| match &pod.state {
-            State::Waiting(Some(wait)) if wait.stuck => Some(format!("{} can't begin: {}", pod.place(), wait.why)),
+            State::Waiting(Some(wait)) if wait.stuck => Some(format!("{} can't start: {}", pod.place(), wait.why)),
             _ => None,
         })
     }
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(said, [Step::Say("pod train-worker-0 waits: ErrImagePull".into())]);
         assert_eq!(following.stuck(), None, "a job that has lost a worker may go on without it");
         following.see(pod(0, stuck));
-        assert!(following.stuck().unwrap().contains("train-0 on n1 can't begin"));
+        assert!(following.stuck().unwrap().contains("train-0 on n1 can't start"));
         following.see(pod(0, ended(75, "", "1")));
         let verdict = following.verdict().unwrap();
         assert_eq!((verdict.code, verdict.why.unwrap().starts_with("pod train-0 on n1 failed")), (75, true));

@@ -15,7 +15,7 @@ pub(crate) fn job_name(flag: &str, name: &str, elastic: bool) -> Result<String> 
         return Ok(name.to_owned());
     }
     Err(Error::Usage(format!(
-        "--{flag} is {name:?}: Kubernetes takes small letters, digits and dashes, a letter or digit at both ends, {longest} at most"
+        "--{flag} is {name:?}: it must be 1 to {longest} lower-case letters, digits and dashes, and begin and end with a letter or digit"
     )))
 }
 
@@ -24,7 +24,7 @@ pub(crate) fn object_name(flag: &str, name: &str) -> Result<String> {
     if name.len() <= 253 && name.split('.').all(is_host_label) {
         return Ok(name.to_owned());
     }
-    Err(Error::Usage(format!("--{flag} is {name:?}, which is no name of an object of Kubernetes")))
+    Err(Error::Usage(format!("--{flag} is {name:?}, which is not a valid name of a Kubernetes object")))
 }
 
 fn is_host_label(name: &str) -> bool {
@@ -43,7 +43,7 @@ pub(crate) fn quantity(flag: &str, text: &str) -> Result<String> {
     if number.parse::<f64>().is_ok_and(|n| n > 0.0) && UNITS.contains(&unit) {
         return Ok(text.to_owned());
     }
-    Err(Error::Usage(format!("--{flag} is {text:?}, which is no amount of Kubernetes'; as in 2, 500m or 4Gi")))
+    Err(Error::Usage(format!("--{flag} is {text:?}, which is not a valid Kubernetes quantity, e.g. 2, 500m, 4Gi")))
 }
 
 /// `NAME=VALUE`.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::batch::Batch;
 use super::remote_shell::RemoteShell;
 use super::srun::Srun;
-use super::ssh::{HostKeys, Ssh};
+use super::ssh::{self, HostKeys, Ssh};
 use super::starter::Starter;
 use crate::allocation::System;
 
@@ -42,6 +42,12 @@ impl Remote {
                 Box::new(Ssh { port: self.port, identity: self.identity.clone(), host_keys: self.host_keys })
             }
         }
+    }
+
+    /// What ssh is told about port, key and host keys, for launchers that call it themselves.
+    pub(crate) fn ssh_words(&self) -> Vec<String> {
+        let words = ssh::options(self.port, self.identity.as_deref(), self.host_keys);
+        words.iter().map(|word| word.display().to_string()).collect()
     }
 
     /// The command of an agent there, if `here` is the command of one on this host.

@@ -4,7 +4,7 @@
 //! about the job goes through its standard input.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -32,26 +32,31 @@ pub(super) struct Ssh {
     pub(super) host_keys: HostKeys,
 }
 
+/// What ssh is told about what the user wants of it.
+pub(super) fn options(port: Option<u16>, identity: Option<&Path>, host_keys: HostKeys) -> Vec<OsString> {
+    let mut words: Vec<OsString> = Vec::new();
+    if let Some(port) = port {
+        words.extend(["-p".into(), port.to_string().into()]);
+    }
+    if let Some(identity) = identity {
+        words.extend(["-i".into(), identity.into()]);
+    }
+    let options: &[&str] = match host_keys {
+        HostKeys::Known => &[],
+        HostKeys::AcceptNew => &["StrictHostKeyChecking=accept-new"],
+        HostKeys::Ignore => &["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"],
+    };
+    words.extend(options.iter().flat_map(|option| ["-o".into(), option.into()]));
+    words
+}
+
 impl Starter for Ssh {
     fn command(&self, host: &Host, agent: &[OsString], limit: Duration) -> Command {
         let mut command = Command::new("ssh");
         // No terminal, no questions: nobody is there to answer for every host.
         command.args(["-T", "-o", "BatchMode=yes"]);
         command.arg("-o").arg(format!("ConnectTimeout={}", limit.as_secs().max(1)));
-        if let Some(port) = self.port {
-            command.arg("-p").arg(port.to_string());
-        }
-        if let Some(identity) = &self.identity {
-            command.arg("-i").arg(identity);
-        }
-        let options: &[&str] = match self.host_keys {
-            HostKeys::Known => &[],
-            HostKeys::AcceptNew => &["StrictHostKeyChecking=accept-new"],
-            HostKeys::Ignore => &["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"],
-        };
-        for option in options {
-            command.args(["-o", option]);
-        }
+        command.args(options(self.port, self.identity.as_deref(), self.host_keys));
         // What comes after the two dashes is never an option, whatever it looks like.
         command.arg("--").arg(host.full_name()).arg(line(agent));
         command

@@ -53,12 +53,55 @@ fn what_does_nothing_is_said_once() {
         "corro run: --num-nccl-streams has no effect: Corro has one stream for each process set\n",
         "corro run: --tcp has no effect on Corro",
         "corro run: HOROVOD_CYCEL_TIME is set, but Corro knows no such variable (did you mean HOROVOD_CYCLE_TIME?)\n",
-        "corro run: HOROVOD_AUTOTUNE is \"ture\", which is not 1 or 0; the default is 0\n",
+        "corro run: HOROVOD_AUTOTUNE is \"ture\", which is not 1 or 0; it counts as 0\n",
     ] {
         assert_eq!(ran.err.matches(text).count(), 1, "{text} in {ran:?}");
     }
     assert!(!ran.err.contains("PYTORCH"), "{ran:?}");
     assert!(ran.out.contains("[0]<stdout>:[] HOROVOD_AUTOTUNE,HOROVOD_CYCEL_TIME\n"), "{ran:?}");
+}
+
+/// Once, before anything starts, and not again by every rank.
+#[test]
+fn a_value_that_cannot_be_read_ends_the_launch() {
+    for (name, value, text) in [
+        ("CORRO_TIMEOUT", "soon", "corro run: CORRO_TIMEOUT is \"soon\", which is not a number of seconds\n"),
+        (
+            "HOROVOD_CACHE_CAPACITY",
+            "x",
+            "corro run: HOROVOD_CACHE_CAPACITY is \"x\", which is not a whole number from 0 to",
+        ),
+        ("CORRO_CHECKS", "3", "corro run: CORRO_CHECKS is \"3\", which is not a whole number from 0 to 2, off or on\n"),
+    ] {
+        let ran = Running::start(run_command(&["-n", "2", "echo", "started"]).env(name, value)).end();
+        assert!(ran.code == Some(2) && ran.out.is_empty(), "{ran:?}");
+        assert_eq!((ran.err.matches(text).count(), ran.err.lines().count()), (1, 1), "{ran:?}");
+    }
+    let ran = Running::start(run_command(&["-n", "1", "echo", "started"]).env("CORRO_CHECKS", "off")).end();
+    assert!(ran.code == Some(0) && ran.err.is_empty(), "{ran:?}");
+}
+
+/// What `corro run train.py` would use is what is told about.
+#[test]
+fn the_python_beside_the_program_is_the_one_that_is_asked() {
+    let folder = Folder::new("beside");
+    let (program, python) = (folder.join("corro"), folder.join("python3"));
+    std::fs::copy(corro(), &program).unwrap();
+    std::fs::write(&python, "#!/bin/sh\necho 3.99 $0\nfor name in torch tensorflow; do echo $name 7.7; done\n")
+        .unwrap();
+    std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let run = |words: &[&str], variable: (&str, &str)| {
+        let mut command = std::process::Command::new(&program);
+        support::clean(&mut command);
+        Running::start(command.args(words).env(variable.0, variable.1)).end().out
+    };
+    let table = run(&["run", "--check-build"], ("NO_COLOR", "1"));
+    assert!(table.contains("[X] PyTorch") && table.contains("[ ] MXNet") && table.contains("[ ] MPI"), "{table}");
+    let doctor = run(&["doctor"], ("NO_COLOR", "1"));
+    assert!(doctor.contains("torch 7.7") && doctor.contains(python.to_str().unwrap()), "{doctor}");
+    // A program that mpiexec has started can use MPI, as `mpi_built()` says too.
+    let table = run(&["run", "--check-build"], ("OMPI_COMM_WORLD_SIZE", "2"));
+    assert!(table.contains("Controllers:\n    [X] MPI") && table.contains("Operations:\n    [ ] NCCL"), "{table}");
 }
 
 #[test]

@@ -206,6 +206,32 @@ fn with_tls_no_tensor_byte_is_on_the_wire() {
     assert_eq!(seen(&["--tls"]), 0);
 }
 
+/// With interfaces named, nobody who comes by another can even try to connect to anything of the job's.
+#[test]
+fn with_interfaces_named_nothing_listens_anywhere_else() {
+    let Some(hosts) = hosts("with_interfaces_named_nothing_listens_anywhere_else", 2) else { return };
+    // They tell which TCP ports are open on their hosts, of which the first is the launcher's too.
+    let script = "cat /proc/net/tcp /proc/net/tcp6; echo over";
+    let everywhere = |flags: &[&str]| {
+        let more = ["--no-prefix", "-H", "10.78.0.1:1,10.78.0.2:1", "--servers", "1", "sh", "-c", script];
+        let words = [flags, &more].concat();
+        let ran = Running::start(&mut hosts.run_command(&words)).end();
+        assert!(ran.out.contains("over\n"), "{ran:?}");
+        let open = ran.out.lines().filter_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let (ip, port) = words.get(1).filter(|_| words.get(3) == Some(&"0A"))?.split_once(':')?;
+            // But for the one of sshd, which is no part of the job.
+            (ip.bytes().all(|digit| digit == b'0') && port != format!("{:04X}", 2222)).then_some(())
+        });
+        open.count()
+    };
+    // It would be seen: the store listens everywhere unless it is told not to, and so does a parameter server.
+    assert_eq!(everywhere(&[]), 2);
+    assert_eq!(everywhere(&["--network-interfaces", "eth0"]), 0);
+    // The driver of an elastic job, too.
+    assert_eq!(everywhere(&["--network-interfaces", "eth0", "-np", "2", "--min-np", "2"]), 0);
+}
+
 #[test]
 fn a_reader_that_pauses_loses_no_host() {
     let Some(hosts) = hosts("a_reader_that_pauses_loses_no_host", 2) else { return };

@@ -60,7 +60,7 @@ fn a_hostfile_and_a_config_file_are_read() {
         ran.out.contains("[1]<stdout>:127.0.0.1 4194304 7\n") && ran.out.contains("[2]<stdout>:::1 4194304 7\n"),
         "{ran:?}"
     );
-    assert!(ran.err.contains("\"extra\" means nothing"), "{ran:?}");
+    assert!(ran.err.contains("the config file's \"extra\""), "{ran:?}");
 }
 
 /// How the launcher tells of a rank that somebody has killed.

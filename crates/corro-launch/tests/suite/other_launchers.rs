@@ -140,6 +140,91 @@ fn torchrun() {
     assert_trained(&ran, &folder, 3);
 }
 
+/// `corro run --mpi` with an mpirun that tells its words and its variables, and starts nothing.
+fn by_mpirun(words: &[&str], variables: &[(&str, &str)]) -> Ran {
+    let folder = Folder::new("mpirun");
+    let program = folder.join("mpirun");
+    let text = "#!/bin/sh\n[ \"$1\" = --version ] && exec echo 'mpirun (Open MPI) 5.0.8'\necho \"words: $*\"\nenv\n";
+    std::fs::write(&program, text).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = support::run_command(&[&["--mpi"], words, &["true"]].concat());
+    for name in ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"] {
+        command.env_remove(name);
+    }
+    command.env("PATH", format!("{}:{}", folder.path().display(), support::path()));
+    Running::start(command.envs(variables.iter().copied())).end()
+}
+
+/// No flag is dropped without a word: what mpirun can't do is named, and the rest reaches it or the ranks.
+#[test]
+fn mpirun_gets_the_flags_it_can_serve_and_the_others_are_named() {
+    let folder = Folder::new("handed-over");
+    let (out, record) = (folder.join("out"), folder.join("record"));
+    let (out, record) = (out.to_str().unwrap(), record.to_str().unwrap());
+    let given = [
+        ["-np", "4"],
+        ["--network-interfaces", "lo"],
+        ["--output-filename", out],
+        ["--ranks", "0"],
+        ["--record", record],
+        ["--debug", "1"],
+        ["-p", "2222"],
+        ["--rendezvous-port", "4711"],
+        ["--grace-seconds", "3"],
+        ["--start-timeout", "9"],
+    ]
+    .concat();
+    let switches = ["--tls", "--page", "--report", "--prefix-output-with-timestamp", "--no-prefix"];
+    let ran = by_mpirun(&[&given[..], &switches].concat(), &[("CORRO_TIMEOUT", "7"), ("CORRO_RANK", "3")]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for words in [
+        "-np 4",
+        "--mca btl_tcp_if_include lo",
+        "--mca plm_rsh_args -p 2222",
+        &format!("--output-directory {out}"),
+        "--timestamp-output",
+        "-x CORRO_TLS",
+        "-x CORRO_INTERFACE",
+        "-x CORRO_TIMEOUT",
+        "-x PATH",
+        "-x OMP_NUM_THREADS",
+        "\nCORRO_TLS=1\n",
+        "\nCORRO_INTERFACE=lo\n",
+        "\nNCCL_SOCKET_IFNAME=lo\n",
+        "\nCORRO_RENDEZVOUS_PORT=4711\n",
+    ] {
+        assert!(ran.out.contains(words), "{words}: {ran:?}");
+    }
+    assert!(!ran.out.contains("-x CORRO_RANK") && !ran.out.contains("-x HOME"), "{ran:?}");
+    let lost =
+        "--start-timeout, --ranks, --debug, --grace-seconds, --page, --record and --report have no effect where mpirun";
+    assert_eq!(ran.err.matches(lost).count(), 1, "{ran:?}");
+    // Nobody may take tensors that MPI moves for encrypted.
+    assert!(
+        ran.err.contains("--tls: Corro moves the tensors") && !ran.out.contains("CORRO_CPU_OPERATIONS="),
+        "{ran:?}"
+    );
+    assert!(!Path::new(out).exists(), "the files are mpirun's to make: {ran:?}");
+    let ran = by_mpirun(&["-np", "2", "--tls"], &[("CORRO_CPU_OPERATIONS", "mpi")]);
+    assert!(ran.err.contains("--tls encrypts Corro's own connections, and not the tensors"), "{ran:?}");
+}
+
+#[test]
+fn ranks_of_mpirun_share_the_cores_too() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let ran = by_mpirun(&["-np", &(2 * cores).to_string()], &[]);
+    assert!(ran.out.contains("\nOMP_NUM_THREADS=1\n") && ran.out.contains("\nMKL_NUM_THREADS=1\n"), "{ran:?}");
+    assert!(ran.out.contains("\nCORRO_CPU_OPERATIONS=mpi\n"), "{ran:?}");
+    assert_eq!(ran.err.matches("so each computes with 1 thread").count(), 1, "{ran:?}");
+    let ran = by_mpirun(&["-np", "2"], &[("OMP_NUM_THREADS", "3")]);
+    assert!(ran.out.contains("\nOMP_NUM_THREADS=3\n") && !ran.err.contains("so each computes"), "{ran:?}");
+    let ran = by_mpirun(&["-np", "1"], &[]);
+    assert!(!ran.out.contains("OMP_NUM_THREADS"), "{ran:?}");
+    // Nobody knows how many cores other hosts have.
+    let ran = by_mpirun(&["-np", "4", "-H", "192.0.2.1:4"], &[]);
+    assert!(!ran.out.contains("OMP_NUM_THREADS"), "{ran:?}");
+}
+
 /// Ranks by hand, as Kubernetes or a batch system would start them.
 fn by_hand(variables: impl Fn(usize) -> Vec<(String, String)>) -> Vec<Ran> {
     let running: Vec<Running> = (0..2)

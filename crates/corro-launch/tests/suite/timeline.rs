@@ -42,7 +42,7 @@ fn traces_are_summed_up_merged_and_opened() {
     let (code, said) = timeline(&["open", "/nowhere/trace"]);
     assert!(code == Some(2) && said.contains("/nowhere/trace.rank0.json"), "{code:?} {said}");
     let (code, said) = timeline(&["summary", "/etc/hostname"]);
-    assert!(code == Some(2) && said.contains("is no timeline"), "{code:?} {said}");
+    assert!(code == Some(2) && said.contains("/etc/hostname is no"), "{code:?} {said}");
 }
 
 #[test]

@@ -156,7 +156,7 @@ fn about(folder: &Folder, words: &[&str]) -> String {
 
 #[test]
 fn a_running_job_is_listed_shown_recorded_and_says_where_its_threads_are() {
-    let folder = Folder::new("door");
+    let folder = Folder::new("job-socket");
     assert!(about(&folder, &["top"]).contains("corro run --watch"));
     let mut command = Command::new(corro());
     command.args(["run", "-np", "2", "--watch", &example("train"), "100000", "5", "10"]);

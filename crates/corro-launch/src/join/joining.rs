@@ -8,13 +8,14 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use corro_core::{Deadline, Error, Result, codec};
-use corro_transport::door::{self, Visitor};
+use corro_transport::listener::{self, Connection};
 use corro_transport::secret::Secret;
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
+use tracing::level_filters::LevelFilter;
 
-use super::{Introduction, door_key, given_secret, relay};
-use crate::agent::{self, Home};
+use super::{Introduction, given_secret, join_key, relay};
+use crate::agent::{self, Home, log};
 
 /// How long one attempt to reach the launcher may take: signals are heard between two.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -23,13 +24,13 @@ const PAUSE: Duration = Duration::from_millis(300);
 
 /// Whom to join, as whom.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Visit {
+pub(crate) struct JoinTarget {
     address: String,
     name: String,
     slots: u32,
 }
 
-impl Visit {
+impl JoinTarget {
     /// From the words behind `corro agent`, if they say that it is to join somebody.
     pub(crate) fn understand(words: &[OsString]) -> Option<Result<Self>> {
         let value = |flag: &str| words.iter().find_map(|word| word.to_str()?.strip_prefix(flag)).map(str::to_owned);
@@ -51,7 +52,7 @@ impl Visit {
     }
 
     /// A connection to the launcher, however long that takes; nothing if a signal has asked us to go.
-    fn reach(&self, key: &Secret, signals: &SignalFd) -> Result<Option<Visitor>> {
+    fn reach(&self, key: &Secret, signals: &SignalFd) -> Result<Option<Connection>> {
         let mut told = false;
         loop {
             while let Ok(Some(info)) = signals.read_signal() {
@@ -64,29 +65,31 @@ impl Visit {
                 std::thread::sleep(PAUSE);
                 "its name is not known yet".to_owned()
             } else {
-                match door::visit("the launcher", &found, key, true, Deadline::after(ATTEMPT)) {
-                    Ok(visitor) => return Ok(Some(visitor)),
+                match listener::connect("the launcher", &found, key, true, Deadline::after(ATTEMPT)) {
+                    Ok(connection) => return Ok(Some(connection)),
                     // Another secret will be another one the next time as well.
                     Err(e @ Error::Unauthenticated(_)) => return Err(e),
                     Err(e) => e.to_string(),
                 }
             };
             if !std::mem::replace(&mut told, true) {
-                eprintln!("corro agent: waits for the launcher at {}: {why}", self.address);
+                log::on_stderr(LevelFilter::INFO, || {
+                    tracing::warn!("waits for the launcher at {}: {why}", self.address);
+                });
             }
         }
     }
 }
 
 /// Joins one launcher after the other, until a signal asks it to go; gives the exit code.
-pub(crate) fn serve(visit: &Visit) -> Result<i32> {
-    let key = door_key(&given_secret()?);
+pub(crate) fn serve(target: &JoinTarget) -> Result<i32> {
+    let key = join_key(&given_secret()?);
     let signals = agent::signals()?;
-    while let Some(Visitor { stream, remote }) = visit.reach(&key, &signals)? {
-        eprintln!("corro agent: has joined the launcher at {remote} as {}", visit.name);
+    while let Some(Connection { stream, remote }) = target.reach(&key, &signals)? {
+        log::on_stderr(LevelFilter::INFO, || tracing::info!("has joined the launcher at {remote} as {}", target.name));
         let failed = |e: std::io::Error| Error::io("joining the launcher", e);
         let (mine, theirs) = UnixStream::pair().map_err(failed)?;
-        let introduction = codec::encode(&Introduction { name: visit.name.clone(), slots: visit.slots })?;
+        let introduction = codec::encode(&Introduction { name: target.name.clone(), slots: target.slots })?;
         (&mine).write_all(&introduction).map_err(failed)?;
         let relay = std::thread::Builder::new()
             .name("corro-relay".into())
@@ -100,7 +103,7 @@ pub(crate) fn serve(visit: &Visit) -> Result<i32> {
         if asked_to_go {
             break;
         }
-        eprintln!("corro agent: the launcher has let it go");
+        log::on_stderr(LevelFilter::INFO, || tracing::info!("the launcher has let it go"));
     }
     Ok(0)
 }
@@ -113,15 +116,15 @@ fn own_name() -> String {
 mod tests {
     use super::*;
 
-    fn understand(line: &str) -> Option<Result<Visit>> {
-        Visit::understand(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>())
+    fn understand(line: &str) -> Option<Result<JoinTarget>> {
+        JoinTarget::understand(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>())
     }
 
     #[test]
     fn whom_to_join_is_said_by_flags() {
-        let visit = |name: &str, slots| Visit { address: "driver:29401".into(), name: name.into(), slots };
-        assert_eq!(understand("--join=driver:29401 --name=w-0 --slots=4").unwrap().unwrap(), visit("w-0", 4));
-        assert_eq!(understand("--join=driver:29401").unwrap().unwrap(), visit(&own_name(), 1));
+        let target = |name: &str, slots| JoinTarget { address: "driver:29401".into(), name: name.into(), slots };
+        assert_eq!(understand("--join=driver:29401 --name=w-0 --slots=4").unwrap().unwrap(), target("w-0", 4));
+        assert_eq!(understand("--join=driver:29401").unwrap().unwrap(), target(&own_name(), 1));
         assert!(understand("").is_none() && understand("--in-step").is_none());
         for line in ["--join=driver", "--join=:1", "--join=a:x", "--join=a:1 --slots=0", "--join=a:1 --other"] {
             assert!(understand(line).unwrap().unwrap_err().to_string().contains("--join=HOST:PORT"), "{line}");
