@@ -90,7 +90,7 @@ mod tests {
         ) {
             let silent = silent % size;
             let mut ranks: Vec<usize> = (0..size).filter(|r| *r != silent).collect();
-            crate::simulator::Random(order).shuffle(&mut ranks);
+            corro_core::random::Random::new(order).shuffle(&mut ranks);
             let mut blame = Blame::default();
             let mut before = silent;
             for rank in ranks {

@@ -8,7 +8,7 @@
 use corro_core::DType;
 
 use crate::matching::Agreed;
-use crate::request::{Kind, Place};
+use crate::request::{Kind, MemoryPlace};
 
 /// Tensors that run as one collective, by their place in the list that was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Limits {
 struct Key {
     kind: Kind,
     dtype: DType,
-    place: Place,
+    place: MemoryPlace,
     group: Option<u64>,
 }
 
@@ -102,7 +102,7 @@ mod tests {
             dtype,
             shapes: vec![Shape(vec![elements])],
             splits: vec![],
-            place: Place::Host,
+            place: MemoryPlace::Host,
             group,
         }
     }

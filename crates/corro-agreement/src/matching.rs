@@ -10,7 +10,7 @@ use corro_core::shape::share;
 use corro_core::{DType, Error, Rank, Result, Shape};
 use serde::{Deserialize, Serialize};
 
-use crate::request::{Kind, Place, Request};
+use crate::request::{Kind, MemoryPlace, Request};
 
 /// What all ranks have agreed to do with one tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +26,7 @@ pub struct Agreed {
     /// Alltoall: each rank's splits.
     pub splits: Vec<Vec<usize>>,
     /// Where the tensors are.
-    pub place: Place,
+    pub place: MemoryPlace,
     /// The group it completes with.
     pub group: Option<(u64, usize)>,
 }
@@ -138,7 +138,7 @@ fn agreed(requests: &[(Rank, &Request)]) -> Agreed {
         .collect();
     let kind =
         if let Kind::Alltoall { .. } = first.kind { Kind::Alltoall { splits: vec![] } } else { first.kind.clone() };
-    let place = Place::of(requests.iter().map(|(_, r)| r.device));
+    let place = MemoryPlace::of(requests.iter().map(|(_, r)| r.device));
     Agreed { name: first.name.clone(), kind, dtype: first.dtype, shapes, splits, place, group: first.group }
 }
 
@@ -278,17 +278,17 @@ mod tests {
     #[test]
     fn gpus_may_differ_in_number() {
         let on = |gpu| Request { device: Device::Gpu(gpu), ..request(allreduce()) };
-        assert_eq!(with_odd_one(&on(0), &on(3)).unwrap().place, Place::Gpu);
+        assert_eq!(with_odd_one(&on(0), &on(3)).unwrap().place, MemoryPlace::Gpu);
     }
 
     #[test]
     fn one_copy_in_host_memory_is_enough_to_keep_all_off_the_gpus() {
         let on = |device| Request { device, ..request(allreduce()) };
         let place = |usual, odd| with_odd_one(&on(usual), &on(odd)).unwrap().place;
-        assert_eq!(place(Device::Gpu(0), Device::Copied(0)), Place::Copied);
-        assert_eq!(place(Device::Copied(0), Device::Gpu(1)), Place::Copied);
-        assert_eq!(place(Device::Copied(0), Device::Copied(0)), Place::Copied);
-        assert_eq!(place(Device::Cpu, Device::Cpu), Place::Host);
+        assert_eq!(place(Device::Gpu(0), Device::Copied(0)), MemoryPlace::Copied);
+        assert_eq!(place(Device::Copied(0), Device::Gpu(1)), MemoryPlace::Copied);
+        assert_eq!(place(Device::Copied(0), Device::Copied(0)), MemoryPlace::Copied);
+        assert_eq!(place(Device::Cpu, Device::Cpu), MemoryPlace::Host);
     }
 
     #[test]

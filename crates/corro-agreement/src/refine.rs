@@ -194,7 +194,7 @@ mod tests {
     use corro_core::DType;
 
     use super::*;
-    use crate::request::Place;
+    use crate::request::MemoryPlace;
     use crate::simulator::allreduce;
 
     const COST: Duration = Duration::from_micros(30);
@@ -213,7 +213,7 @@ mod tests {
             dtype,
             shapes,
             splits: vec![],
-            place: Place::Host,
+            place: MemoryPlace::Host,
             group: None,
         })
     }

@@ -27,7 +27,7 @@ impl Device {
 
 /// Where the tensors of all ranks live, which decides who may move them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Place {
+pub enum MemoryPlace {
     /// In host memory.
     Host,
     /// On GPUs; at least one rank's engine is given a copy in host memory.
@@ -36,7 +36,7 @@ pub enum Place {
     Gpu,
 }
 
-impl Place {
+impl MemoryPlace {
     /// Of a tensor that lives on these devices.
     pub fn of(devices: impl IntoIterator<Item = Device>) -> Self {
         let one = |device| match device {

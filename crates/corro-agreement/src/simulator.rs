@@ -26,43 +26,6 @@ use crate::request::{Device, Kind, Request};
 
 pub use world::World;
 
-/// Random numbers from a seed (splitmix64): small, and the same everywhere.
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// The next number.
-    pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// One of `0..n`.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.number() % n.max(1) as u64) as usize
-    }
-
-    /// True once in `n` times.
-    pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-
-    /// Some time up to `most`.
-    pub fn time(&mut self, most: Duration) -> Duration {
-        Duration::from_nanos(self.number() % (most.as_nanos() as u64 + 1))
-    }
-
-    /// Any order.
-    pub fn shuffle<T>(&mut self, list: &mut [T]) {
-        for i in (1..list.len()).rev() {
-            list.swap(i, self.below(i + 1));
-        }
-    }
-}
-
 /// What a rank's program does next.
 #[derive(Clone, Debug)]
 pub enum Step {

@@ -147,7 +147,7 @@ impl Periods {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simulator::Random;
+    use corro_core::random::Random;
 
     #[test]
     fn numbers_come_round_and_change_where_the_log_says() {
@@ -220,7 +220,7 @@ mod tests {
     /// Members submit and read the log each at a pace of its own, and the root's program changes its ways: the n-th tensor
     /// has the same name on all, and the log is never too late. Gives how often the length changed.
     fn any_interleaving(seed: u64) -> u64 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut ranks: Vec<Member> = (0..2 + random.below(4)).map(|_| Member::default()).collect();
         let periods: Vec<u64> = (0..4).map(|_| 1 + random.below(LONGEST) as u64).collect();
         let most = 1 + random.below(600);

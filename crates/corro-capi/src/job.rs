@@ -10,7 +10,7 @@ use corro_core::{Exception, Reason};
 use corro_engine::Engine;
 
 use crate::pointers::{put, put_list, text};
-use crate::status::{Failure, TESTIMONY, answer};
+use crate::status::{END_REPORT, Failure, answer};
 
 /// The engine of this process.
 static ENGINE: RwLock<Option<Engine>> = RwLock::new(None);
@@ -34,7 +34,7 @@ pub extern "C" fn corro_init() -> i32 {
         if let Ok(engine) = engine() {
             engine.check_process()?;
         } else {
-            TESTIMONY.begin();
+            END_REPORT.begin();
             corro_log::init_rank();
             let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
             let engine = Engine::from_env(epoch)?;
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn corro_shutdown_because(why: *const c_char) -> i32 {
         // SAFETY: by the contract above.
         let why = unsafe { text(why, "the reason")? };
         let reason = Reason::Raised(Exception::new(why, "", Vec::new()));
-        TESTIMONY.leaves(reason.clone(), &[why.to_owned()]);
+        END_REPORT.leaves(reason.clone(), &[why.to_owned()]);
         leave(reason);
         Ok(())
     })

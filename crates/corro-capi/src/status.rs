@@ -7,7 +7,7 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use corro_core::Error;
-use corro_transport::statements::Testimony;
+use corro_transport::statements::EndReport;
 
 /// How a call, or an operation, has ended. The same numbers in all versions.
 #[repr(C)]
@@ -44,7 +44,7 @@ pub enum corro_status {
 }
 
 /// What this process has said to whoever started it about its own end.
-pub(crate) static TESTIMONY: Testimony = Testimony::new();
+pub(crate) static END_REPORT: EndReport = EndReport::new();
 
 /// Why a call did not end well.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ pub(crate) fn answer(act: impl FnOnce() -> Answer) -> i32 {
 pub(crate) fn status_of(result: Answer) -> i32 {
     let Err(failure) = result else { return corro_status::Ok as i32 };
     if let Failure::Error(error) = &failure {
-        TESTIMONY.suffers(error);
+        END_REPORT.suffers(error);
     }
     if !matches!(failure, Failure::Pending) {
         let text = failure.text().replace('\0', " ");
@@ -123,7 +123,7 @@ pub(crate) fn status_of(result: Answer) -> i32 {
 /// What a panic becomes.
 pub(crate) fn bug(panic: &(dyn std::any::Any + Send)) -> Error {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Error::Bug(text.unwrap_or("a panic without words").to_owned())
+    Error::Bug(text.unwrap_or("a panic without a message").to_owned())
 }
 
 /// What went wrong in the last call of this thread that did not end well; empty if none has. The text is good until

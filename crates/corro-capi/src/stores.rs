@@ -105,7 +105,7 @@ pub unsafe extern "C" fn corro_store_open(
             0 => Consistency::Bsp,
             1 => Consistency::Ssp { bound },
             2 => Consistency::Async { staleness_lr: bound > 0 },
-            other => return Err(usage(format!("{other} is no corro_consistency"))),
+            other => return Err(usage(format!("{other} is not a corro_consistency"))),
         };
         if store.is_null() {
             return Err(null("the place for the store"));
@@ -141,13 +141,13 @@ pub unsafe extern "C" fn corro_store_init(
 ) -> i32 {
     answer(|| {
         let dtype = u8::try_from(dtype).ok().and_then(DType::from_id);
-        let dtype = dtype.ok_or_else(|| usage("the dtype is none of corro_dtype"))?;
+        let dtype = dtype.ok_or_else(|| usage("the dtype is not a corro_dtype"))?;
         let rule = match rule {
             0 => Rule::Sum,
             1 => Rule::Average,
             2 => Rule::Add,
             3 => Rule::Update,
-            other => return Err(usage(format!("{other} is no corro_rule"))),
+            other => return Err(usage(format!("{other} is not a corro_rule"))),
         };
         // SAFETY: by the contract above.
         let name = unsafe { text(name, "the name of the array")? }.to_owned();

@@ -148,7 +148,7 @@ impl Flight {
             }
             before => {
                 *state = before;
-                return Err(usage("somebody waits for this ticket already"));
+                return Err(usage("another thread waits for this ticket already"));
             }
         }
         Ok(())

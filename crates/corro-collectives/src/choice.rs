@@ -18,7 +18,7 @@ impl Algorithm {
         let names = || Self::ALL.map(Self::name).join(", ");
         found
             .map(Some)
-            .ok_or_else(|| Error::Usage(format!("CORRO_ALGORITHM is {name:?}, which is none of {}", names())))
+            .ok_or_else(|| Error::Usage(format!("CORRO_ALGORITHM is {name:?}, which is not one of {}", names())))
     }
 
     /// Whether it can run `collective` on `topology` at all.

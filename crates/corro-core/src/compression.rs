@@ -196,14 +196,14 @@ impl Compression {
                 if self.feedback && grows(bits, block) =>
             {
                 wrong(
-                    "with random rounding of so few bits in so long blocks, feedback would grow without bound; use shorter blocks, rounding=nearest, or feedback=no",
+                    "so few bits with random rounding in blocks this long would let feedback grow without bound; use shorter blocks, rounding=nearest, or feedback=no",
                 )
             }
             Method::TernGrad { .. } if self.feedback => {
                 wrong("its rounding leaves more than there was, so feedback would grow without bound; use feedback=no")
             }
             Method::Majority if self.feedback => {
-                wrong("a majority has no magnitude that feedback could be kept of; use onebit")
+                wrong("a majority vote has no magnitude, so there is nothing to keep as feedback; use onebit")
             }
             Method::Dgc { .. } | Method::Ef21 { .. } if !self.feedback => wrong("it is made of feedback; use topk"),
             _ => Ok(()),

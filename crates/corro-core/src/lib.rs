@@ -16,6 +16,7 @@
 //! | [`codec`] | versioned, length-capped messages |
 //! | [`buffer`] | a tensor's memory, and what keeps it alive |
 //! | [`blocks`] | large memory that is used again |
+//! | [`random`] | numbers by seed, for simulations and tests; never for secrets |
 //! | [`deadline`] | a moment after which waiting ends |
 //! | [`functions`] | tables of the functions of libraries that are opened at run time |
 
@@ -30,6 +31,7 @@ pub mod dtype;
 pub mod error;
 pub mod functions;
 pub mod ids;
+pub mod random;
 pub mod reduce_op;
 pub mod shape;
 

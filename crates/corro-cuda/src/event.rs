@@ -18,7 +18,7 @@ pub struct Event {
     device: Device,
     raw: Handle,
     /// Where it goes when nobody needs it any more.
-    home: Weak<Shelf>,
+    home: Weak<SpareEvents>,
 }
 
 /// What another process opens an event by.
@@ -36,7 +36,7 @@ impl Event {
         Self::create(device, EVENT_DISABLE_TIMING | EVENT_INTERPROCESS, Weak::new())
     }
 
-    fn create(device: &Device, flags: u32, home: Weak<Shelf>) -> Result<Self> {
+    fn create(device: &Device, flags: u32, home: Weak<SpareEvents>) -> Result<Self> {
         let _entered = device.enter()?;
         let mut raw = Handle::NULL;
         // SAFETY: it writes one handle, which is destroyed once.
@@ -93,8 +93,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Some(shelf) = self.home.upgrade()
-            && shelf.put(self.raw)
+        if let Some(spare) = self.home.upgrade()
+            && spare.put(self.raw)
         {
             return;
         }
@@ -120,9 +120,9 @@ impl std::fmt::Debug for Event {
 ///
 /// An event may come back before it is reached. That is no harm: those who wait for it took its state when they called.
 #[derive(Clone)]
-pub struct EventPool(Arc<Shelf>);
+pub struct EventPool(Arc<SpareEvents>);
 
-struct Shelf {
+struct SpareEvents {
     device: Device,
     spare: Mutex<Vec<Handle>>,
     most: usize,
@@ -131,7 +131,7 @@ struct Shelf {
 impl EventPool {
     /// Keeps at most `most` events that nobody uses.
     pub fn new(device: &Device, most: usize) -> Self {
-        Self(Arc::new(Shelf { device: device.clone(), spare: Mutex::default(), most }))
+        Self(Arc::new(SpareEvents { device: device.clone(), spare: Mutex::default(), most }))
     }
 
     /// An event of this process.
@@ -144,7 +144,7 @@ impl EventPool {
     }
 }
 
-impl Shelf {
+impl SpareEvents {
     fn spare(&self) -> std::sync::MutexGuard<'_, Vec<Handle>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -160,7 +160,7 @@ impl Shelf {
     }
 }
 
-impl Drop for Shelf {
+impl Drop for SpareEvents {
     fn drop(&mut self) {
         for event in std::mem::take(&mut *self.spare()) {
             destroy(&self.device, event);

@@ -11,7 +11,7 @@
 //! | [`device`] | a GPU and its primary context, which torch and JAX use too |
 //! | [`span`] | a piece of memory that a GPU can reach |
 //! | [`memory`] | memory of our own, of frameworks, and of the host for GPUs |
-//! | [`shelf`] | memory that is not in use: pure |
+//! | [`block_pool`] | memory that is not in use: pure |
 //! | [`sharing`] | memory of other processes |
 //! | [`mappings`] | which memory of whom is open: pure |
 //! | [`event`] | moments in a stream, also of other processes |
@@ -30,6 +30,7 @@
 //!
 //! See `docs/design/gpu.md`.
 
+pub mod block_pool;
 pub mod device;
 pub mod driver;
 pub mod event;
@@ -41,12 +42,12 @@ pub mod nccl;
 pub mod nvml;
 pub mod nvtx;
 pub mod sharing;
-pub mod shelf;
 mod signal;
 pub mod span;
 pub mod stream;
 mod sys;
 
+pub use block_pool::{BlockPool, Lease};
 pub use device::Device;
 pub use driver::{Driver, driver};
 pub use event::{Event, EventHandle, EventPool};
@@ -55,6 +56,5 @@ pub use mappings::{MappingCache, Opener};
 pub use memory::{Allocation, DeviceMemory, Pinned, PinnedRegion};
 pub use nccl::{Communicator, Nccl, UniqueId};
 pub use sharing::{Mapping, MemoryHandle, SharedMemory};
-pub use shelf::{Lease, Shelf};
 pub use span::Span;
 pub use stream::Stream;

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use corro_core::{Error, Result};
 
+use crate::block_pool::{Block, Lease};
 use crate::device::Device;
 use crate::event::Event;
-use crate::shelf::{Block, Lease};
 use crate::span::Span;
 use crate::sys::MEM_HOST_PORTABLE_MAPPED;
 
@@ -211,7 +211,7 @@ impl DeviceMemory {
         Self { address, len, device, ready, keep }
     }
 
-    /// The first `len` bytes of memory of our own, for those who take a framework's. It goes back to its shelf with the last of
+    /// The first `len` bytes of memory of our own, for those who take a framework's. It goes back to its pool with the last of
     /// those who keep it.
     pub fn own(lease: Lease<Allocation>, len: usize) -> Result<Self> {
         let Some(allocation) = lease.get().filter(|allocation| allocation.len >= len) else {

@@ -77,7 +77,7 @@ impl Core {
             tracing::warn!(
                 rank = fabric.rank().index(),
                 "CORRO_THREAD_AFFINITY names {count} cores, one for each rank of a host, but this is the host's rank \
-                 {local_rank}: its threads stay free"
+                 {local_rank}: its threads are not bound to a core"
             );
         }
         // Rank 0 tunes for all.

@@ -56,7 +56,7 @@ struct Handle {
     core: Arc<Core>,
     sets: Arc<Sets>,
     global: Arc<ProcessSet>,
-    place: Place,
+    place: HostPlace,
     /// What tells the launcher how this rank gets on.
     feed: Option<Feed>,
     /// Which process this is, and its number.
@@ -66,7 +66,7 @@ struct Handle {
 
 /// Where this rank is among the hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct HostPlace {
     local_rank: usize,
     local_size: usize,
     cross_rank: usize,
@@ -84,7 +84,7 @@ impl Engine {
 
     /// Starts on a fabric. All its ranks must do so.
     pub fn start(fabric: Arc<Fabric>, options: Options) -> Result<Self> {
-        let place = Place::of(&fabric);
+        let place = HostPlace::of(&fabric);
         let (forks, process) = (forks::count(), std::process::id());
         let all: Vec<Rank> = Rank::all(fabric.size()).collect();
         let core = Core::new(fabric, options);
@@ -190,7 +190,7 @@ impl Engine {
         let Some(first) = submissions.first() else { return Ok(vec![]) };
         let set = self.set(first.set)?;
         if submissions.iter().any(|s| s.set != first.set) {
-            return Err(Error::Usage("a group of tensors must be of one process set".into()));
+            return Err(Error::Usage("all tensors of a group must belong to the same process set".into()));
         }
         let promises = set.submit_unnamed(kind, submissions, true)?;
         Ok(promises.into_iter().map(|promise| Ticket { promise, set: Arc::clone(&set) }).collect())
@@ -226,7 +226,7 @@ impl Engine {
         let Some(first) = submissions.first() else { return Ok(vec![]) };
         let set = self.set(first.set)?;
         if submissions.iter().any(|s| s.set != first.set) {
-            return Err(Error::Usage("a group of tensors must be of one process set".into()));
+            return Err(Error::Usage("all tensors of a group must belong to the same process set".into()));
         }
         let mut names: Vec<&str> = submissions.iter().map(|s| s.name.as_str()).collect();
         let number = group_number(names.iter().copied());
@@ -279,10 +279,15 @@ impl Engine {
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
         if ranks.is_empty() || ranks.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(Error::Usage(format!("{ranks:?} are not the ranks of a process set: each must be there once")));
+            return Err(Error::Usage(format!(
+                "{ranks:?} can't be the ranks of a process set: give at least one rank, and none twice"
+            )));
         }
         if let Some(absent) = ranks.iter().find(|r| r.index() >= self.size()) {
-            return Err(Error::Usage(format!("rank {absent} in a process set, but the job has {} ranks", self.size())));
+            return Err(Error::Usage(format!(
+                "a process set names rank {absent}, but the job has only {} ranks",
+                self.size()
+            )));
         }
         if let Some(id) = self.0.sets.find(&ranks) {
             return Err(duplicate(id, &ranks));
@@ -499,7 +504,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-impl Place {
+impl HostPlace {
     fn of(fabric: &Fabric) -> Self {
         let mut hosts: Vec<(&str, Vec<Rank>)> = Vec::new();
         for (rank, card) in Rank::all(fabric.size()).zip(fabric.cards()) {

@@ -11,9 +11,9 @@ use std::time::Duration;
 use corro_core::{DType, Error, Result, Shape};
 use corro_server::client::{Client, ServerAddress, StoreConfig};
 use corro_server::server::Server;
-use corro_server::{Consistency, launched, placement};
-use corro_transport::Settings;
+use corro_server::{Consistency, WorkerId, launched, placement};
 use corro_transport::secret::Secret;
+use corro_transport::{Bind, Settings};
 
 use crate::Kind;
 use crate::engine::Engine;
@@ -65,8 +65,8 @@ impl Store {
         let server = match launched {
             Some(ref launched) if !launched.apart => None,
             _ => {
-                let anywhere = if engine.cross_size() == 1 { [127, 0, 0, 1] } else { [0, 0, 0, 0] };
-                Some(Server::start(SocketAddr::from((anywhere, 0)), &secret, settings.tls)?)
+                let bind = Bind::reachable(engine.cross_size() == 1, settings.interfaces.as_deref())?;
+                Some(Server::start_at(&bind, &secret, settings.tls)?)
             }
         };
         let extra = launched.map_or_else(Vec::new, |launched| launched.addresses);
@@ -84,7 +84,7 @@ impl Store {
         let store = told.first().map_or(number, |(number, ..)| *number);
         let client = Client::connect(StoreConfig {
             store,
-            me: me as u32,
+            me: WorkerId(me as u32),
             workers: ranks.len() as u32,
             consistency,
             servers,

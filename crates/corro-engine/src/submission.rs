@@ -92,7 +92,7 @@ impl Submission {
         }
         if self.device == Device::Cpu && self.gpu_memory().is_some() {
             return Err(Error::Usage(format!(
-                "tensor {name} lies in the memory of a GPU, but is said to live on the host"
+                "tensor {name} is in GPU memory, but was submitted as a tensor of the host"
             )));
         }
         if let Some((op, pre, post)) = self.kind.reduction() {

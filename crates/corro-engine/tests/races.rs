@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use corro_core::{Error, Rank, Result};
 use corro_planes::Outcome;
-use hand_over::{Ears, HandOver, Work};
+use hand_over::{HandOver, ListenState, Work};
 use promise::Promise;
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
@@ -202,7 +202,7 @@ const CALL_OFF: usize = usize::MAX;
 
 #[derive(Default)]
 struct State {
-    ears: Ears,
+    listening: ListenState,
     /// Submitted, and the neighbour does not know.
     unsaid: VecDeque<usize>,
     queue: VecDeque<usize>,
@@ -255,8 +255,8 @@ impl Work for Set {
     type Job = usize;
     type Done = usize;
 
-    fn ears(st: &mut State) -> &mut Ears {
-        &mut st.ears
+    fn listening(st: &mut State) -> &mut ListenState {
+        &mut st.listening
     }
 
     fn has_job(&self, st: &State) -> bool {

@@ -140,6 +140,13 @@ impl Log {
         Self { options, speaker: RwLock::default(), floods: Mutex::default(), sink }
     }
 
+    /// Its lines begin with this name.
+    #[must_use]
+    pub fn named(self, speaker: &str) -> Self {
+        self.speak_as(speaker, false);
+        self
+    }
+
     fn speak_as(&self, name: &str, is_rank: bool) {
         let speaker = Speaker { name: name.to_owned(), is_rank };
         *self.speaker.write().unwrap_or_else(PoisonError::into_inner) = speaker;

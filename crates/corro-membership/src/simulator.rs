@@ -22,13 +22,14 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use corro_core::Rank;
+use corro_core::random::Random;
 
 use crate::fleet::HostSlots;
 use crate::machine::{LinkId, Machine, Rules, Verdict};
 use crate::member::Member;
 use crate::message::{Cause, ToDriver, ToWorker, WorkerId};
 
-use setting::{Random, Setting};
+use setting::Setting;
 
 const MS: u64 = 1000;
 const S: u64 = 1000 * MS;
@@ -223,7 +224,7 @@ impl World {
         if self.rules.supply {
             self.at(1, Event::Hosts);
             if self.rules.hosts_change {
-                for _ in 0..self.random.below(6) {
+                for _ in 0..self.random.below_u64(6) {
                     let at = self.random.between(S, TROUBLE);
                     self.at(at, Event::Hosts);
                 }

@@ -11,7 +11,7 @@ use libloading::Library;
 use libloading::os::unix;
 
 use crate::abi::{Abi, Handle, Interface};
-use crate::places::{Launcher, Place, places};
+use crate::places::{Launcher, LibraryPlace, places};
 
 /// Memory that MPI reads or writes; a number where MPI has a word for it (`MPI_IN_PLACE`).
 pub(crate) type Memory = usize;
@@ -89,7 +89,7 @@ pub(crate) fn open(folders: &[PathBuf]) -> Result<Opened> {
         match load(&place) {
             Ok(library) => return of(library, place.to_string()),
             // That nothing is loaded yet is no news.
-            Err(_) if matches!(place, Place::Loaded(_)) => {}
+            Err(_) if matches!(place, LibraryPlace::Loaded(_)) => {}
             Err(error) => tried.push(format!("{place}: {}", why(&error))),
         }
     }
@@ -98,14 +98,14 @@ pub(crate) fn open(folders: &[PathBuf]) -> Result<Opened> {
 }
 
 /// With its names open to all: MPI libraries load parts of themselves that look for them.
-fn load(place: &Place) -> std::result::Result<Library, libloading::Error> {
+fn load(place: &LibraryPlace) -> std::result::Result<Library, libloading::Error> {
     let flags = unix::RTLD_NOW | unix::RTLD_GLOBAL;
     // SAFETY: MPI's initialisers are made to be run in any process; one that is loaded already has run them.
     unsafe {
         match place {
-            Place::Loaded(name) => unix::Library::open(Some(*name), flags | libc::RTLD_NOLOAD),
-            Place::File(file) => unix::Library::open(Some(file), flags),
-            Place::System(name) => unix::Library::open(Some(*name), flags),
+            LibraryPlace::Loaded(name) => unix::Library::open(Some(*name), flags | libc::RTLD_NOLOAD),
+            LibraryPlace::File(file) => unix::Library::open(Some(file), flags),
+            LibraryPlace::System(name) => unix::Library::open(Some(*name), flags),
         }
     }
     .map(Library::from)
@@ -127,7 +127,10 @@ fn of(library: Library, found: String) -> Result<Opened> {
     });
     let interface = Interface::of(address("ompi_mpi_comm_world").is_some(), standard);
     let abi = Abi::of(interface, address).ok_or_else(|| {
-        Error::io("opening an MPI library", format!("{found} is half of Open MPI: names of its types are missing"))
+        Error::io(
+            "opening an MPI library",
+            format!("{found} is an incomplete Open MPI: names of its types are missing"),
+        )
     })?;
     std::mem::forget(library);
     Ok(Opened { functions, abi, found })

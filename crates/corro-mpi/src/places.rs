@@ -32,7 +32,7 @@ impl Launcher {
 
 /// Where a library may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum LibraryPlace {
     /// In this process already.
     Loaded(&'static str),
     File(PathBuf),
@@ -42,25 +42,27 @@ pub(crate) enum Place {
 
 /// Where to look, in this order. What the program has loaded (mpi4py, say) comes first: there must not be two in a process.
 /// Else what the user names; else what fits the launcher, in the folders of Python's packages and of the system.
-pub(crate) fn places(wished: Option<PathBuf>, folders: &[PathBuf], launcher: Launcher) -> Vec<Place> {
+pub(crate) fn places(wished: Option<PathBuf>, folders: &[PathBuf], launcher: Launcher) -> Vec<LibraryPlace> {
     let names: Vec<&'static str> = match launcher {
         Launcher::Pmix => [OPEN_MPI, STANDARD, MPICH].concat(),
         Launcher::Pmi => [STANDARD, MPICH, OPEN_MPI].concat(),
         Launcher::None => [STANDARD, OPEN_MPI, MPICH].concat(),
     };
-    let mut found: Vec<Place> = names.iter().map(|name| Place::Loaded(name)).collect();
+    let mut found: Vec<LibraryPlace> = names.iter().map(|name| LibraryPlace::Loaded(name)).collect();
     if let Some(file) = wished {
-        found.push(Place::File(file));
+        found.push(LibraryPlace::File(file));
         return found;
     }
     for name in names {
-        found.extend(folders.iter().map(|folder| folder.join(name)).filter(|file| file.exists()).map(Place::File));
-        found.push(Place::System(name));
+        found.extend(
+            folders.iter().map(|folder| folder.join(name)).filter(|file| file.exists()).map(LibraryPlace::File),
+        );
+        found.push(LibraryPlace::System(name));
     }
     found
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for LibraryPlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Loaded(name) => write!(f, "{name} in this process"),
@@ -74,8 +76,8 @@ impl std::fmt::Display for Place {
 mod tests {
     use super::*;
 
-    fn first_of_system(launcher: Launcher) -> Place {
-        places(None, &[], launcher).into_iter().find(|place| matches!(place, Place::System(_))).unwrap()
+    fn first_of_system(launcher: Launcher) -> LibraryPlace {
+        places(None, &[], launcher).into_iter().find(|place| matches!(place, LibraryPlace::System(_))).unwrap()
     }
 
     #[test]
@@ -83,15 +85,15 @@ mod tests {
         assert_eq!(Launcher::of(|name| name == "OMPI_COMM_WORLD_SIZE"), Launcher::Pmix);
         assert_eq!(Launcher::of(|name| name == "PMI_SIZE"), Launcher::Pmi);
         assert_eq!(Launcher::of(|_| false), Launcher::None);
-        assert_eq!(first_of_system(Launcher::Pmix), Place::System("libmpi.so.40"));
-        assert_eq!(first_of_system(Launcher::Pmi), Place::System("libmpi_abi.so.1"));
+        assert_eq!(first_of_system(Launcher::Pmix), LibraryPlace::System("libmpi.so.40"));
+        assert_eq!(first_of_system(Launcher::Pmi), LibraryPlace::System("libmpi_abi.so.1"));
     }
 
     #[test]
     fn what_is_loaded_comes_first_and_what_the_user_names_then_alone() {
         let all = places(Some("/x/libmpi.so".into()), &["/y".into()], Launcher::None);
-        assert!(matches!(all[0], Place::Loaded(_)));
-        assert_eq!(all.last(), Some(&Place::File("/x/libmpi.so".into())));
-        assert!(!all.iter().any(|place| matches!(place, Place::System(_))));
+        assert!(matches!(all[0], LibraryPlace::Loaded(_)));
+        assert_eq!(all.last(), Some(&LibraryPlace::File("/x/libmpi.so".into())));
+        assert!(!all.iter().any(|place| matches!(place, LibraryPlace::System(_))));
     }
 }

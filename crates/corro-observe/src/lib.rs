@@ -18,13 +18,13 @@
 //! | [`timeline`] | what traces say: a summary, a page (pure) |
 //! | [`trace`] | traces of ranks, and how they become one |
 //! | [`page`] | the live page: a small HTTP server |
-//! | [`door`] | the running jobs of this user, and how to ask them |
+//! | [`job_socket`] | the running jobs of this user, and how to ask them |
 //! | [`watcher`] | what a launcher holds: the story, its clock, the files |
 
 #![forbid(unsafe_code)]
 
 pub mod advice;
-pub mod door;
+pub mod job_socket;
 pub mod note;
 pub mod page;
 pub mod rank;

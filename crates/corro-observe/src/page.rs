@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use corro_core::{Error, Result};
 
-use crate::door::{self, Door};
+use crate::job_socket::{self, JobSocket};
 use crate::view::Since;
 use crate::watcher::Watcher;
 use http::{Answer, MAX_REQUEST, Refused, Request, same};
@@ -169,17 +169,17 @@ impl Connection for UnixStream {
     }
 }
 
-/// Answers this user's other programs about a job, until what it gives is dropped. See [`crate::door`].
-pub fn open_door(folder: &Path, watcher: Arc<Watcher>) -> Result<Door> {
-    let (door, listener) = door::open(folder)?;
+/// Answers this user's other programs about a job, until what it gives is dropped. See [`crate::job_socket`].
+pub fn open_job_socket(folder: &Path, watcher: Arc<Watcher>) -> Result<JobSocket> {
+    let (socket, listener) = job_socket::open(folder)?;
     let source = Source::Live(watcher);
     let connections = AtomicUsize::new(0);
     let server = Server { source, token: None, over: Arc::default(), connections, shown: Shown::default() };
     std::thread::Builder::new()
-        .name("corro-door".into())
+        .name("corro-socket".into())
         .spawn(move || accept(&Arc::new(server), || listener.accept().map(|(stream, _)| stream)))
         .map_err(|e| Error::io("starting a thread", e))?;
-    Ok(door)
+    Ok(socket)
 }
 
 fn accept<C: Connection>(server: &Arc<Server>, next: impl Fn() -> std::io::Result<C>) {

@@ -19,6 +19,7 @@
 //! | `exchange` | a few bytes from each member to all, over their connections |
 //! | `rows` | the rows of a table, and the planes that are in use |
 //! | `planes` | the planes of one process set |
+//! | `testing` | a device that is not there, for tests |
 
 mod choice;
 mod compressed;
@@ -34,6 +35,8 @@ mod plane;
 mod planes;
 mod rows;
 mod tensor;
+#[doc(hidden)]
+pub mod testing;
 mod wire;
 
 pub use choice::{Choice, choose};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corro_agreement::matching::Agreed;
-use corro_agreement::request::Place;
+use corro_agreement::request::MemoryPlace;
 use corro_collectives::{Collective, Group};
 use corro_core::{Error, Rank, ReduceOp, Result, config};
 
@@ -164,10 +164,10 @@ impl Planes {
         agreed: &[Arc<Agreed>],
         tensors: &[Tensor],
     ) -> Result<&mut dyn Plane> {
-        match agreed.first().map_or(Place::Host, |first| first.place) {
+        match agreed.first().map_or(MemoryPlace::Host, |first| first.place) {
             // What is compressed is put together here, whoever else moves bytes.
-            Place::Host if self.for_host.is_none() || is_compressed(agreed) => Ok(&mut self.host),
-            Place::Host => self.choose_for_host(group, members, agreed),
+            MemoryPlace::Host if self.for_host.is_none() || is_compressed(agreed) => Ok(&mut self.host),
+            MemoryPlace::Host => self.choose_for_host(group, members, agreed),
             place => self.choose_for_gpus(group, members, (place, agreed), tensors),
         }
     }
@@ -197,11 +197,11 @@ impl Planes {
         &mut self,
         group: &mut Group,
         members: &[Rank],
-        (place, agreed): (Place, &[Arc<Agreed>]),
+        (place, agreed): (MemoryPlace, &[Arc<Agreed>]),
         tensors: &[Tensor],
     ) -> Result<&mut dyn Plane> {
         // What is compressed goes through the host: the links that it is for are no faster than that.
-        let first = agreed.first().filter(|_| place == Place::Gpu && !is_compressed(agreed));
+        let first = agreed.first().filter(|_| place == MemoryPlace::Gpu && !is_compressed(agreed));
         let wanted = first.and_then(|agreed| Wanted::of(agreed));
         let device = tensors.iter().find_map(Tensor::device);
         if let Some(wanted) = wanted
@@ -210,7 +210,7 @@ impl Planes {
             return Ok(plane);
         }
         // Where all are in the memory of GPUs, also who has joined and brings nothing does as the others.
-        if place != Place::Gpu && !tensors.iter().any(Tensor::is_on_device) {
+        if place != MemoryPlace::Gpu && !tensors.iter().any(Tensor::is_on_device) {
             return Ok(&mut self.host);
         }
         if self.staged.is_none() {

@@ -17,7 +17,7 @@ use corro_core::{DType, Error, Result};
 use corro_server::client::{Client, ServerAddress, StoreConfig};
 use corro_server::server::Server;
 use corro_server::session::KeySpec;
-use corro_server::{Code, Consistency, Optimizer, Rule};
+use corro_server::{Code, Consistency, Optimizer, Rule, WorkerId};
 use corro_transport::secret::Secret;
 
 fn main() -> std::process::ExitCode {
@@ -65,7 +65,7 @@ fn connect(me: u32, workers: u32, consistency: Consistency, servers: &[&str]) ->
     };
     Client::connect(StoreConfig {
         store: 1,
-        me,
+        me: WorkerId(me),
         workers,
         consistency,
         servers: servers.iter().map(server).collect::<Result<_>>()?,

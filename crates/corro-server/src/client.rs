@@ -15,18 +15,18 @@ use std::time::{Duration, Instant};
 
 use corro_core::{Deadline, Error, Result};
 use corro_transport::Broken;
-use corro_transport::door;
+use corro_transport::listener;
 use corro_transport::messages::Waker;
 use corro_transport::secret::Secret;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::frame::{Request, Response, StoreSetup};
 use crate::optimizer::Optimizer;
+use crate::protocol::{Consistency, Payload, ServerId, WorkerId};
 use crate::saving;
 use crate::session::{Answer, KeySpec, Session};
 use crate::shard::WAITS;
 use crate::wire::Wire;
-use crate::words::{Consistency, Payload, ServerId, WorkerId};
 
 /// How much may wait to be sent before a push waits, too.
 const QUEUED_BYTES: usize = 512 << 20;
@@ -160,15 +160,16 @@ impl Client {
             workers: config.workers,
             consistency: config.consistency,
             servers: config.servers.iter().map(|server| server.addresses.clone()).collect(),
-            you: 0,
+            you: ServerId::FIRST,
         };
         let portions = config.servers.iter().map(|server| server.share).collect();
         let session = Session::new(config.me, setup, portions);
         let deadline = Deadline::after(config.connect_timeout);
         let mut wires = BTreeMap::new();
-        for (server, place) in (0u32..).zip(&config.servers) {
+        for (server, place) in (0..).map(ServerId).zip(&config.servers) {
             let name = format!("parameter server {server} of {}", config.servers.len());
-            let mut wire = Wire::new(door::knock(&name, &place.addresses, &config.secret, config.tls, deadline)?);
+            let mut wire =
+                Wire::new(listener::connect(&name, &place.addresses, &config.secret, config.tls, deadline)?.stream);
             wire.say(&session.hello(server), Payload::default())?;
             wires.insert(server, wire);
         }
@@ -321,7 +322,7 @@ impl Client {
     /// Writes all that servers own to a file; worker 0 does, and all must call it.
     pub fn save(&self, file: &Path) -> Result<()> {
         self.barrier()?;
-        let outcome = if self.config.me == 0 { self.dump(file) } else { Ok(()) };
+        let outcome = if self.config.me == WorkerId::FIRST { self.dump(file) } else { Ok(()) };
         self.barrier()?;
         outcome
     }
@@ -337,7 +338,7 @@ impl Client {
     /// Gives servers what a file has, however many there were then; all workers must call it, after the same inits.
     pub fn load(&self, file: &Path) -> Result<()> {
         self.barrier()?;
-        let outcome = if self.config.me == 0 { self.restore(file) } else { Ok(()) };
+        let outcome = if self.config.me == WorkerId::FIRST { self.restore(file) } else { Ok(()) };
         self.with(|session| {
             session.begin_anew();
             Ok(())
@@ -467,7 +468,7 @@ fn serve(shared: &Shared) {
         if let Some(pause) = pause.filter(|_| ending.is_none() && !shared.lock().closing) {
             // Whoever has much to send rings, and somebody has to send it.
             let mut fds = [PollFd::from_borrowed_fd(shared.waker.as_fd(), PollFlags::IN)];
-            if door::sleep(&mut fds, Some(pause)).is_err() {
+            if listener::sleep(&mut fds, Some(pause)).is_err() {
                 std::thread::sleep(LEFT_ALONE);
             }
         }
@@ -513,7 +514,7 @@ impl Connections {
         let mut fds = vec![PollFd::from_borrowed_fd(shared.waker.as_fd(), PollFlags::IN)];
         fds.extend(self.wires.values().map(|wire| PollFd::from_borrowed_fd(wire.fd(), wire.interest())));
         let nap = if self.unfinished { Duration::ZERO } else { nap };
-        if door::sleep(&mut fds, Some(nap)).is_err() {
+        if listener::sleep(&mut fds, Some(nap)).is_err() {
             std::thread::sleep(Duration::from_millis(20));
         }
         let rung = !fds[0].revents().is_empty();
@@ -574,7 +575,7 @@ impl Connections {
         for (server, Broken(reason)) in broken {
             self.wires.remove(&server);
             if !state.closing && !state.session.lost().contains(&server) {
-                tracing::warn!(server, reason, "a parameter server is lost; its heir takes over");
+                tracing::warn!(%server, reason, "a parameter server is lost; its heir takes over");
                 state.session.lose(server);
                 // What is to be said again may be much, and nobody may be waiting.
                 shared.waker.ring();

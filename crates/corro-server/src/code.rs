@@ -9,8 +9,8 @@ use corro_core::{Compression, DType, Error, Result};
 use corro_kernels::{InstructionSet, Into, Levels, Rest};
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::{MAX_PART_BYTES, Payload};
 use crate::table::floats;
-use crate::words::{MAX_PART_BYTES, Payload};
 
 /// How float32 values travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ impl Code {
                 Ok(Self::Int8 { block })
             }
             _ => Err(Error::Usage(format!(
-                "parameter servers don't take the compression {compression}: there are fp16, bf16 and int8 (a block of up to {MOST}, \
+                "parameter servers don't support the compression {compression}; they support fp16, bf16 and int8 (a block of up to {MOST}, \
                  rounded to the nearest)"
             ))),
         }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::words::{Consistency, WorkerId};
+use crate::protocol::{Consistency, WorkerId};
 
 /// The clock of one for whom nobody waits any more.
 pub const NEVER: u64 = u64::MAX;
@@ -32,12 +32,12 @@ impl Clocks {
 
     /// This worker's; [`NEVER`] once it has left.
     pub fn of(&self, worker: WorkerId) -> u64 {
-        self.of.get(worker as usize).copied().unwrap_or(NEVER)
+        self.of.get(worker.index()).copied().unwrap_or(NEVER)
     }
 
     /// A worker is at this clock now. What is not ahead of where it was changes nothing: it may be said twice.
     pub fn advance(&mut self, worker: WorkerId, clock: u64) {
-        let Some(mine) = self.of.get_mut(worker as usize) else { return };
+        let Some(mine) = self.of.get_mut(worker.index()) else { return };
         if clock <= *mine {
             return;
         }
@@ -63,7 +63,7 @@ impl Clocks {
 
     /// Who has not left, and is behind `clock`.
     pub fn behind(&self, clock: u64) -> Vec<WorkerId> {
-        (0u32..).zip(&self.of).filter(|(_, c)| **c < clock).map(|(worker, _)| worker).collect()
+        (0..).map(WorkerId).zip(&self.of).filter(|(_, c)| **c < clock).map(|(worker, _)| worker).collect()
     }
 
     /// How many have not left.
@@ -143,18 +143,18 @@ mod tests {
     #[test]
     fn the_least_clock_is_that_of_the_slowest_who_is_still_there() {
         let mut clocks = Clocks::new(3);
-        clocks.advance(0, 5);
-        clocks.advance(1, 3);
-        assert_eq!((clocks.min(), clocks.behind(4)), (0, vec![1, 2]));
-        clocks.advance(2, 4);
-        clocks.advance(2, 1);
-        assert_eq!((clocks.min(), clocks.of(2)), (3, 4));
-        clocks.leave(1);
+        clocks.advance(WorkerId(0), 5);
+        clocks.advance(WorkerId(1), 3);
+        assert_eq!((clocks.min(), clocks.behind(4)), (0, vec![WorkerId(1), WorkerId(2)]));
+        clocks.advance(WorkerId(2), 4);
+        clocks.advance(WorkerId(2), 1);
+        assert_eq!((clocks.min(), clocks.of(WorkerId(2))), (3, 4));
+        clocks.leave(WorkerId(1));
         assert_eq!((clocks.min(), clocks.living()), (4, 2));
-        clocks.leave(0);
-        clocks.leave(2);
+        clocks.leave(WorkerId(0));
+        clocks.leave(WorkerId(2));
         assert_eq!((clocks.min(), clocks.living()), (NEVER, 0));
-        clocks.advance(9, 1);
+        clocks.advance(WorkerId(9), 1);
     }
 
     #[test]
@@ -170,19 +170,19 @@ mod tests {
     fn a_round_waits_for_all_who_live_and_keeps_their_order() {
         let mut clocks = Clocks::new(3);
         let mut rounds = Rounds::default();
-        assert!(rounds.put(1, 2, 'c') && rounds.put(1, 0, 'a') && rounds.put(2, 0, 'A'));
-        assert!(!rounds.put(1, 0, 'x'));
+        assert!(rounds.put(1, WorkerId(2), 'c') && rounds.put(1, WorkerId(0), 'a') && rounds.put(2, WorkerId(0), 'A'));
+        assert!(!rounds.put(1, WorkerId(0), 'x'));
         assert!(rounds.take(&clocks, |_| true).is_none());
-        clocks.leave(1);
+        clocks.leave(WorkerId(1));
         assert!(rounds.take(&clocks, |round| round == 2).is_none());
         let (round, given) = rounds.take(&clocks, |_| true).unwrap();
         assert_eq!((round, given.into_values().collect::<String>()), (1, "ac".into()));
         // One who gave and then left is still in it; nobody left completes nothing.
-        clocks.leave(0);
-        assert!(rounds.put(2, 2, 'C'));
+        clocks.leave(WorkerId(0));
+        assert!(rounds.put(2, WorkerId(2), 'C'));
         assert_eq!(rounds.take(&clocks, |_| true).unwrap().1.len(), 2);
-        clocks.leave(2);
-        rounds.put(3, 0, 'z');
+        clocks.leave(WorkerId(2));
+        rounds.put(3, WorkerId(0), 'z');
         assert!(rounds.take(&clocks, |_| true).is_none());
     }
 }

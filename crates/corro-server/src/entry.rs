@@ -1,6 +1,6 @@
 //! One part of a key at a server: its value, the pushes that are not in it yet, and who waits for it.
 //!
-//! Pure. What is to be said goes to a [`Desk`]. Nothing is acknowledged, and no value is given, before the partner that
+//! Pure. What is to be said goes to a [`Outbox`]. Nothing is acknowledged, and no value is given, before the partner that
 //! keeps a copy has said that it has it: what a worker was told is never lost with one server.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -11,8 +11,8 @@ use crate::code::Code;
 use crate::consistency::{Clocks, MAX_AHEAD, Rounds};
 use crate::frame::{Request, Response, Snapshot};
 use crate::optimizer::Optimizer;
+use crate::protocol::{Consistency, Key, Layout, Payload, Rule, ServerId, WorkerId};
 use crate::table::{self, Change, Table, split_rows};
-use crate::words::{Consistency, Key, Layout, Payload, Rule, ServerId, WorkerId};
 
 /// What a shard wants to be said.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,14 +27,14 @@ pub enum Output {
 
 /// Where a shard puts what is to be said, and what it has counted.
 #[derive(Debug, Default)]
-pub(crate) struct Desk {
+pub(crate) struct Outbox {
     /// In this order.
     pub(crate) output: Vec<Output>,
     /// By what was counted.
     pub(crate) counts: BTreeMap<&'static str, u64>,
 }
 
-impl Desk {
+impl Outbox {
     /// One more of something.
     pub(crate) fn count(&mut self, what: &'static str) {
         *self.counts.entry(what).or_default() += 1;
@@ -220,7 +220,7 @@ impl Entry {
         };
         if self.name != init.name {
             return Err(Error::Usage(format!(
-                "the names {:?} and {:?} have the same number: rename one of them",
+                "the names {:?} and {:?} have the same hash: rename one of them",
                 self.name, init.name
             )));
         }
@@ -237,22 +237,22 @@ impl Entry {
     }
 
     /// The first value has come.
-    pub(crate) fn begin(&mut self, value: &[u8], desk: &mut Desk) -> Result<()> {
+    pub(crate) fn begin(&mut self, value: &[u8], outbox: &mut Outbox) -> Result<()> {
         let (_, optimizer) = self.table.progress();
         self.table = Table::new(self.layout, self.rule, optimizer, value)?;
         self.ready = true;
         self.changed();
-        self.copy(desk);
+        self.copy(outbox);
         for read in std::mem::take(&mut self.reads) {
-            self.read(read, desk);
+            self.read(read, outbox);
         }
         Ok(())
     }
 
     /// Tells `worker` that `id` is done once everything up to now is safe.
-    pub(crate) fn acknowledge(&mut self, worker: WorkerId, id: u64, desk: &mut Desk) {
+    pub(crate) fn acknowledge(&mut self, worker: WorkerId, id: u64, outbox: &mut Outbox) {
         self.acks.push_back((self.change, worker, id));
-        self.flush(desk);
+        self.flush(outbox);
     }
 
     fn changed(&mut self) {
@@ -261,43 +261,43 @@ impl Entry {
     }
 
     /// Updates with another optimizer from now on.
-    pub(crate) fn optimize(&mut self, optimizer: Optimizer, desk: &mut Desk) {
+    pub(crate) fn optimize(&mut self, optimizer: Optimizer, outbox: &mut Outbox) {
         if self.rule == Rule::Update && self.table.progress().1 != Some(optimizer) {
             self.table.optimize(Some(optimizer));
             self.changed();
-            self.copy(desk);
+            self.copy(outbox);
         }
     }
 
     /// From now on this server keeps our copy; none: nobody does.
-    pub(crate) fn kept_by(&mut self, partner: Option<ServerId>, desk: &mut Desk) {
+    pub(crate) fn kept_by(&mut self, partner: Option<ServerId>, outbox: &mut Outbox) {
         let partner = partner.filter(|_| self.owns());
         if self.partner != partner || partner.is_none() {
             self.partner = partner;
-            self.copy(desk);
+            self.copy(outbox);
         }
-        self.flush(desk);
+        self.flush(outbox);
     }
 
     /// Sends all of it to the partner.
-    fn copy(&mut self, desk: &mut Desk) {
+    fn copy(&mut self, outbox: &mut Outbox) {
         match self.partner {
             Some(partner) if self.ready => {
                 let (snapshot, state) = self.snapshot();
-                desk.count("copies sent");
+                outbox.count("copies sent");
                 // The shard adds what its partner must know of the store.
                 let request = Request::Restore { id: 0, key: self.key, snapshot };
-                desk.output.push(Output::Partner(partner, request, state));
+                outbox.output.push(Output::Partner(partner, request, state));
             }
             _ => self.safe = self.change,
         }
     }
 
     /// The partner has everything up to `change`.
-    pub(crate) fn kept(&mut self, by: ServerId, change: u64, desk: &mut Desk) {
+    pub(crate) fn kept(&mut self, by: ServerId, change: u64, outbox: &mut Outbox) {
         if self.partner == Some(by) {
             self.safe = self.safe.max(change.min(self.change));
-            self.flush(desk);
+            self.flush(outbox);
         }
     }
 
@@ -322,7 +322,7 @@ impl Entry {
 
     fn note(&mut self, pushes: &[(WorkerId, u64)]) {
         for (worker, id) in pushes {
-            if let Some(last) = self.applied.get_mut(*worker as usize) {
+            if let Some(last) = self.applied.get_mut(worker.index()) {
                 *last = (*last).max(*id);
             }
         }
@@ -334,12 +334,12 @@ impl Entry {
         mut push: Push,
         consistency: Consistency,
         clocks: &Clocks,
-        desk: &mut Desk,
+        outbox: &mut Outbox,
     ) -> Result<()> {
-        let known = self.applied.get(push.worker as usize).copied().unwrap_or(u64::MAX);
+        let known = self.applied.get(push.worker.index()).copied().unwrap_or(u64::MAX);
         if push.id <= known {
-            desk.count("duplicates");
-            self.acknowledge(push.worker, push.id, desk);
+            outbox.count("duplicates");
+            self.acknowledge(push.worker, push.id, outbox);
             return Ok(());
         }
         if !self.ready {
@@ -350,7 +350,7 @@ impl Entry {
         }
         self.table.check(push.rows, &push.payload)?;
         if consistency == Consistency::Bsp {
-            return self.contribute(push, clocks, desk);
+            return self.contribute(push, clocks, outbox);
         }
         let delay = self.version.saturating_sub(push.seen);
         let scale = match consistency {
@@ -361,12 +361,13 @@ impl Entry {
             None => (None, push.payload),
             // A row that is there twice must be updated once.
             Some(rows) => {
-                let (rows, payload) = table::merge_rows(&self.layout, 1, &BTreeMap::from([(0, (rows, push.payload))]));
+                let (rows, payload) =
+                    table::merge_rows(&self.layout, 1, &BTreeMap::from([(push.worker, (rows, push.payload))]));
                 (Some(rows), payload)
             }
         };
         let change = Change { rows, rate: push.rate, scale, payload };
-        self.make(&change, self.version + 1, vec![(push.worker, push.id)], desk);
+        self.make(&change, self.version + 1, vec![(push.worker, push.id)], outbox);
         Ok(())
     }
 
@@ -380,7 +381,7 @@ impl Entry {
     }
 
     /// Puts a push into its round, and closes rounds that are complete.
-    fn contribute(&mut self, push: Push, clocks: &Clocks, desk: &mut Desk) -> Result<()> {
+    fn contribute(&mut self, push: Push, clocks: &Clocks, outbox: &mut Outbox) -> Result<()> {
         if push.clock <= self.version {
             return Err(Error::Usage(format!(
                 "round {} of {:?} is over, and worker {} pushes to it: frames came out of order",
@@ -389,7 +390,7 @@ impl Entry {
         }
         if let Some(mine) = self.rounds.get(push.clock, push.worker) {
             if mine.id == push.id {
-                desk.count("duplicates");
+                outbox.count("duplicates");
                 return Ok(());
             }
             return Err(Error::Usage(format!(
@@ -413,7 +414,7 @@ impl Entry {
             }
             None if push.clock > self.version + MAX_AHEAD && self.owns() => {
                 return Err(Error::Usage(format!(
-                    "worker {} pushes round {} of {:?}, and round {} is not over: pull now and then, it makes the fast wait",
+                    "worker {} pushes round {} of {:?}, but round {} is not over: call pull between pushes, so that fast workers wait for slow ones",
                     push.worker,
                     push.clock,
                     self.name,
@@ -423,12 +424,12 @@ impl Entry {
             _ => {}
         }
         self.rounds.put(push.clock, push.worker, push);
-        self.close_rounds(clocks, desk);
+        self.close_rounds(clocks, outbox);
         Ok(())
     }
 
     /// Closes rounds that are complete: a push has come, or somebody is not waited for any more.
-    pub(crate) fn close_rounds(&mut self, clocks: &Clocks, desk: &mut Desk) {
+    pub(crate) fn close_rounds(&mut self, clocks: &Clocks, outbox: &mut Outbox) {
         loop {
             let (version, owns) = (self.version, self.owns());
             // Sums stand alone: after a server was lost, the first round that its heir can complete may be any.
@@ -446,17 +447,17 @@ impl Entry {
                 let payloads: Vec<Payload> = given.into_values().map(|push| push.payload).collect();
                 (None, table::sum(self.layout.dtype, matches!(self.rule, Rule::Average | Rule::Update), &payloads))
             };
-            desk.count("rounds");
-            self.make(&Change { rows, rate, scale: 1.0, payload }, round, pushes, desk);
+            outbox.count("rounds");
+            self.make(&Change { rows, rate, scale: 1.0, payload }, round, pushes, outbox);
             for read in std::mem::take(&mut self.reads) {
-                self.read(read, desk);
+                self.read(read, outbox);
             }
         }
     }
 
     /// Makes a change, sends it to the partner, and acknowledges what is in it as soon as it is safe.
-    fn make(&mut self, change: &Change, version: u64, pushes: Vec<(WorkerId, u64)>, desk: &mut Desk) {
-        desk.count("updates");
+    fn make(&mut self, change: &Change, version: u64, pushes: Vec<(WorkerId, u64)>, outbox: &mut Outbox) {
+        outbox.count("updates");
         self.table.apply(change);
         self.changed();
         self.version = version;
@@ -470,40 +471,40 @@ impl Entry {
                 let Change { rows, rate, scale, .. } = *change;
                 let request =
                     Request::Replica { key: self.key, version, change: self.change, rows, rate, scale, pushes };
-                desk.count("replicas sent");
-                desk.output.push(Output::Partner(partner, request, change.payload.clone()));
+                outbox.count("replicas sent");
+                outbox.output.push(Output::Partner(partner, request, change.payload.clone()));
             }
             None => self.safe = self.change,
         }
-        self.flush(desk);
+        self.flush(outbox);
     }
 
     /// Answers a read whose clock may be read; in rounds it waits for its round.
-    pub(crate) fn read(&mut self, read: Read, desk: &mut Desk) {
+    pub(crate) fn read(&mut self, read: Read, outbox: &mut Outbox) {
         if !self.ready || !self.unresumed.is_empty() || (read.is_in_rounds() && self.version < read.clock) {
             self.reads.push(read);
             return;
         }
         self.held.push_back((self.change, read));
-        self.flush(desk);
+        self.flush(outbox);
     }
 
     /// Says what is safe to be said.
-    fn flush(&mut self, desk: &mut Desk) {
+    fn flush(&mut self, outbox: &mut Outbox) {
         // Both are in the order of changes.
         while self.acks.front().is_some_and(|(change, ..)| *change <= self.safe) {
             if let Some((_, worker, id)) = self.acks.pop_front() {
-                desk.tell(worker, Response::Done { id });
+                outbox.tell(worker, Response::Done { id });
             }
         }
         while self.held.front().is_some_and(|(change, _)| *change <= self.safe) {
             if let Some((_, read)) = self.held.pop_front() {
-                self.answer(&read, desk);
+                self.answer(&read, outbox);
             }
         }
     }
 
-    fn answer(&mut self, read: &Read, desk: &mut Desk) {
+    fn answer(&mut self, read: &Read, outbox: &mut Outbox) {
         let same = read.rows.is_none() && read.have == self.version;
         let payload = match &read.rows {
             _ if same => Payload::default(),
@@ -514,25 +515,25 @@ impl Entry {
                     (Some(code), Some((same, coded))) if code == *same => coded.clone(),
                     (Some(code), _) => match code.check().and_then(|()| self.coded_elements()) {
                         Ok(_) => self.coded.insert((code, code.of_bytes(&value))).1.clone(),
-                        Err(e) => return desk.refuse(read.worker, read.id, e.to_string()),
+                        Err(e) => return outbox.refuse(read.worker, read.id, e.to_string()),
                     },
                 }
             }
             Some(rows) => match self.table.rows(rows) {
                 Ok(payload) => payload,
-                Err(e) => return desk.refuse(read.worker, read.id, format!("{:?}: {e}", self.name)),
+                Err(e) => return outbox.refuse(read.worker, read.id, format!("{:?}: {e}", self.name)),
             },
         };
         let response =
             Response::Value { id: read.id, version: self.version, min_clock: 0, contributors: self.contributors, same };
-        desk.output.push(Output::Worker(read.worker, response, payload));
+        outbox.output.push(Output::Worker(read.worker, response, payload));
     }
 
     /// What is missing for those who wait here, for people.
     pub(crate) fn waits(&self, clocks: &Clocks) -> Option<String> {
         let round = self.reads.iter().filter(|r| r.is_in_rounds()).map(|r| r.clock).min()?;
         let given = self.rounds.given(round);
-        let missing: Vec<u32> = clocks.behind(u64::MAX).into_iter().filter(|w| !given.contains(w)).collect();
+        let missing: Vec<WorkerId> = clocks.behind(u64::MAX).into_iter().filter(|w| !given.contains(w)).collect();
         Some(format!("round {round} of {:?} waits for workers {missing:?}", self.name))
     }
 
@@ -544,17 +545,17 @@ impl Entry {
     }
 
     /// A worker has sent again what it had to.
-    pub(crate) fn resumed(&mut self, worker: WorkerId, desk: &mut Desk) {
+    pub(crate) fn resumed(&mut self, worker: WorkerId, outbox: &mut Outbox) {
         if self.unresumed.remove(&worker) && self.unresumed.is_empty() {
             for read in std::mem::take(&mut self.reads) {
-                self.read(read, desk);
+                self.read(read, outbox);
             }
         }
     }
 
     /// Forgets what a worker that has left waits for, and what others wait for of it.
-    pub(crate) fn forget(&mut self, worker: WorkerId, desk: &mut Desk) {
-        self.resumed(worker, desk);
+    pub(crate) fn forget(&mut self, worker: WorkerId, outbox: &mut Outbox) {
+        self.resumed(worker, outbox);
         self.reads.retain(|r| r.worker != worker);
         self.held.retain(|(_, r)| r.worker != worker);
     }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::code::Code;
 use crate::optimizer::Optimizer;
-use crate::words::{Consistency, Key, Layout, MAX_PART_BYTES, Payload, Rule, ServerId, WorkerId};
+use crate::protocol::{Consistency, Key, Layout, MAX_PART_BYTES, Payload, Rule, ServerId, WorkerId};
 
 /// Raised whenever the meaning of a frame changes.
 const VERSION: u8 = 1;

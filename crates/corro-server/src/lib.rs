@@ -6,7 +6,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`words`] | keys, rules, consistency |
+//! | [`protocol`] | keys, rules, consistency |
 //! | [`frame`] | what is said on the wire |
 //! | [`code`] | values with fewer bytes on it (pure) |
 //! | [`placement`] | which server has which part (pure) |
@@ -32,6 +32,7 @@ pub mod launched;
 pub mod optimizer;
 mod parts;
 pub mod placement;
+pub mod protocol;
 mod queue;
 pub mod saving;
 pub mod server;
@@ -41,9 +42,8 @@ pub mod shard;
 pub mod simulator;
 pub mod table;
 mod wire;
-pub mod words;
 
 pub use code::Code;
 pub use entry::Output;
 pub use optimizer::Optimizer;
-pub use words::{Consistency, Rule};
+pub use protocol::{Consistency, Rule, ServerId, WorkerId};

@@ -48,7 +48,7 @@ impl Optimizer {
             "row_adagrad" => &[("lr", 0.01), ("eps", 1e-10), ("initial_accumulator_value", 0.0)],
             other => {
                 return Err(Error::Usage(format!(
-                    "no optimizer of servers is called {other:?}: there are sgd, adam, adamw, adagrad and row_adagrad"
+                    "parameter servers have no optimizer {other:?}: there are sgd, adam, adamw, adagrad and row_adagrad"
                 )));
             }
         };

@@ -6,8 +6,8 @@ use corro_core::{DType, Error, ReduceOp, Result};
 
 use crate::code::Code;
 use crate::frame::Request;
+use crate::protocol::{Key, Layout, Payload, Rule, ServerId, WorkerId};
 use crate::table::floats;
-use crate::words::{Key, Layout, Payload, Rule, ServerId, WorkerId};
 
 /// A value that was read.
 #[derive(Clone, Debug)]

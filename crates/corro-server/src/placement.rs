@@ -5,7 +5,7 @@
 //! 2(n-1) / (n^2 + kn - 2k) of the model and each worker host (n-k) / (n^2 + kn - 2k); then an exchange of M bytes takes
 //! 2n(n-1) / (n^2 + kn - 2k) · M / bandwidth, against 2(n-1)/n for a ring. `docs/parameter-server.md` has the table.
 
-use crate::words::{MAX_PART_BYTES, ServerId};
+use crate::protocol::{MAX_PART_BYTES, ServerId};
 
 /// The shortest part, but for last ones: shorter ones cost more in frames than they gain in balance.
 pub const MIN_PART_BYTES: usize = 256 << 10;
@@ -63,13 +63,13 @@ impl Loads {
     pub fn place(&mut self, parts: &[usize]) -> Vec<ServerId> {
         let mut order: Vec<usize> = (0..parts.len()).collect();
         order.sort_by_key(|part| std::cmp::Reverse(parts[*part]));
-        let mut homes = vec![0; parts.len()];
+        let mut homes = vec![ServerId::FIRST; parts.len()];
         for part in order {
             let after = |server: &usize| (self.bytes[*server] + parts[part] as f64) / self.shares[*server];
             let servers = (0..self.shares.len()).filter(|server| self.shares[*server] > 0.0);
             let Some(server) = servers.min_by(|a, b| after(a).total_cmp(&after(b))) else { continue };
             self.bytes[server] += parts[part] as f64;
-            homes[part] = server as ServerId;
+            homes[part] = ServerId(server as u32);
         }
         homes
     }
@@ -125,6 +125,6 @@ mod tests {
             assert!((bytes / f64::from(1 << 20) - 120.0 * share).abs() <= 1.0, "{bytes} for {share}");
         }
         let mut same = Loads::new(vec![0.0, f64::NAN]);
-        assert_eq!(same.place(&[5, 5]).iter().sum::<u32>(), 1);
+        assert_eq!(same.place(&[5, 5]).iter().map(|home| home.0).sum::<u32>(), 1);
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::frame::Request;
-use crate::words::{Key, Payload};
+use crate::protocol::{Key, Payload};
 
 /// Before all else.
 pub(crate) const URGENT: i64 = i64::MIN;
@@ -109,7 +109,7 @@ mod tests {
         queue.put(a, 0, push(3, a), Payload::default());
         queue.put_last(Request::Clock { clock: 1 });
         queue.put(b, 0, push(4, b), Payload::default());
-        queue.put_first(Request::Lost { server: 1 });
+        queue.put_first(Request::Lost { server: crate::protocol::ServerId(1) });
         let order: Vec<u64> = std::iter::from_fn(|| queue.take())
             .map(|(request, _)| match request {
                 Request::Push { id, .. } => id,

@@ -10,7 +10,7 @@ use std::path::Path;
 use corro_core::{Error, Result};
 
 use crate::frame::{Reader, Response, Snapshot, encode};
-use crate::words::{Key, Payload};
+use crate::protocol::{Key, Payload};
 
 /// Parts of keys as servers told them.
 pub type Saved = Vec<(Key, Snapshot, Payload)>;
@@ -39,7 +39,7 @@ pub fn read(file: &Path) -> Result<Saved> {
     loop {
         let count = source.read(reader.room()).map_err(failed)?;
         if count == 0 {
-            return Err(Error::Malformed(format!("{} ends before its end: it was not written whole", file.display())));
+            return Err(Error::Malformed(format!("{} is incomplete: it was not written to the end", file.display())));
         }
         reader.filled(count);
         while let Some((response, payload)) = reader.next_frame()? {
@@ -81,7 +81,7 @@ impl Cut<'_> {
 pub(crate) fn recut(parts: &BTreeMap<u32, (Snapshot, Payload)>, striped: bool, rows: &[u64]) -> Result<Saved> {
     let Some((_, (first, _))) = parts.first_key_value() else { return Ok(Vec::new()) };
     let first = first.clone();
-    let name = crate::words::name_id(&first.name);
+    let name = crate::protocol::name_id(&first.name);
     let old: Vec<u64> = parts.values().map(|(snapshot, _)| snapshot.layout.rows).collect();
     let whole: u64 = rows.iter().sum();
     if parts.keys().copied().ne(0..parts.len() as u32) || old.iter().sum::<u64>() != whole {
@@ -126,8 +126,8 @@ mod tests {
 
     use super::*;
     use crate::optimizer::Optimizer;
+    use crate::protocol::{Layout, Rule};
     use crate::table::Table;
-    use crate::words::{Layout, Rule};
 
     #[test]
     fn keys_are_cut_anew_without_losing_a_row_or_its_state() {

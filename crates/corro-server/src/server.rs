@@ -15,24 +15,24 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use corro_core::{Deadline, Error, Result};
-use corro_transport::door::{self, Door, Visitor};
+use corro_transport::listener::{self, Connection, Listener};
 use corro_transport::messages::Waker;
 use corro_transport::secret::Secret;
-use corro_transport::{Broken, Stream};
+use corro_transport::{Bind, Broken, Stream};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::entry::Output;
 use crate::frame::{Request, Response};
+use crate::protocol::{Payload, ServerId, WorkerId};
 use crate::shard::Shard;
 use crate::wire::Wire;
-use crate::words::{Payload, ServerId, WorkerId};
 
 /// How long a client may leave what it was told unread.
 const UNREAD_TIME: Duration = Duration::from_secs(60);
 /// How long reaching another server may take.
 const PARTNER_TIME: Duration = Duration::from_secs(5);
 /// How many connections at once.
-const GUESTS: usize = 16 * 1024;
+const MOST_CLIENTS: usize = 16 * 1024;
 
 /// What a server's thread is told: go on, go when nobody needs you, go.
 const SERVE: u8 = 0;
@@ -56,17 +56,22 @@ pub struct Server {
 impl Server {
     /// Listens at `bind` (port 0: any free one), and serves everyone who proves `secret`.
     pub fn start(bind: SocketAddr, secret: &Secret, tls: bool) -> Result<Self> {
-        let door = Door::open("a parameter server", bind, secret, tls)?;
-        let addresses = door.addresses()?;
+        Self::start_at(&bind.into(), secret, tls)
+    }
+
+    /// As [`Server::start`], at several addresses perhaps.
+    pub fn start_at(bind: &Bind, secret: &Secret, tls: bool) -> Result<Self> {
+        let listener = Listener::open_at("a parameter server", bind, secret, tls)?;
+        let addresses = listener.addresses()?;
         let (waker, stop) = (Waker::new()?, Arc::new(AtomicU8::new(SERVE)));
         let (sender, dialled) = channel();
         let serving = Loop {
-            door,
+            listener,
             dialler: Dialler { secret: secret.clone(), tls, waker: waker.clone(), sender },
             dialled,
             stop: stop.clone(),
             shards: BTreeMap::new(),
-            guests: BTreeMap::new(),
+            clients: BTreeMap::new(),
             seats: BTreeMap::new(),
             partners: BTreeMap::new(),
             unfinished: Vec::new(),
@@ -111,7 +116,7 @@ impl Drop for Server {
     }
 }
 
-type GuestId = u64;
+type ClientId = u64;
 type StoreId = u64;
 type Dialled = (StoreId, ServerId, Result<Box<dyn Stream>>);
 
@@ -122,7 +127,7 @@ enum Who {
     Server(StoreId, ServerId),
 }
 
-struct Guest {
+struct Client {
     wire: Wire<Request>,
     remote: SocketAddr,
     who: Option<Who>,
@@ -153,7 +158,8 @@ impl Dialler {
         let (secret, tls, waker, sender) = (self.secret.clone(), self.tls, self.waker.clone(), self.sender.clone());
         let dial = move || {
             let name = format!("parameter server {server}");
-            let stream = door::knock(&name, &addresses, &secret, tls, Deadline::after(PARTNER_TIME));
+            let stream = listener::connect(&name, &addresses, &secret, tls, Deadline::after(PARTNER_TIME))
+                .map(|connection| connection.stream);
             let _ = sender.send((store, server, stream));
             waker.ring();
         };
@@ -166,19 +172,19 @@ impl Dialler {
 }
 
 struct Loop {
-    door: Door,
+    listener: Listener,
     dialler: Dialler,
     dialled: Receiver<Dialled>,
     stop: Arc<AtomicU8>,
     shards: BTreeMap<StoreId, Shard>,
-    guests: BTreeMap<GuestId, Guest>,
-    seats: BTreeMap<Who, GuestId>,
+    clients: BTreeMap<ClientId, Client>,
+    seats: BTreeMap<Who, ClientId>,
     partners: BTreeMap<(StoreId, ServerId), Partner>,
-    /// Guests that had more to say than one turn hears.
-    unfinished: Vec<GuestId>,
+    /// Clients that had more to say than one turn hears.
+    unfinished: Vec<ClientId>,
     /// How many clients talked nonsense.
     sent_away: u64,
-    next: GuestId,
+    next: ClientId,
 }
 
 impl Loop {
@@ -192,13 +198,13 @@ impl Loop {
             let now = Instant::now();
             let waker = self.dialler.waker.clone();
             let mut fds = vec![PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)];
-            self.door.poll_fds(now, &mut fds);
-            let door_end = fds.len();
-            fds.extend(self.guests.values().map(|g| PollFd::from_borrowed_fd(g.wire.fd(), g.wire.interest())));
-            let guests_end = fds.len();
+            self.listener.poll_fds(now, &mut fds);
+            let listener_end = fds.len();
+            fds.extend(self.clients.values().map(|g| PollFd::from_borrowed_fd(g.wire.fd(), g.wire.interest())));
+            let clients_end = fds.len();
             let up = self.partners.values().filter_map(|p| if let Partner::Up(wire) = p { Some(wire) } else { None });
             fds.extend(up.map(|wire| PollFd::from_borrowed_fd(wire.fd(), wire.interest())));
-            if let Err(e) = door::sleep(&mut fds, self.timeout(now)) {
+            if let Err(e) = listener::sleep(&mut fds, self.timeout(now)) {
                 tracing::warn!(error = %e, "the thread of a parameter server");
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
@@ -208,20 +214,20 @@ impl Loop {
             if !events[0].is_empty() {
                 waker.silence();
             }
-            self.turn(&events, door_end, guests_end);
+            self.turn(&events, listener_end, clients_end);
         }
-        for guest in self.guests.values_mut() {
-            let _ = guest.wire.flush();
+        for client in self.clients.values_mut() {
+            let _ = client.wire.flush();
         }
     }
 
-    fn turn(&mut self, events: &[PollFlags], door_end: usize, guests_end: usize) {
+    fn turn(&mut self, events: &[PollFlags], listener_end: usize, clients_end: usize) {
         let mut ready = std::mem::take(&mut self.unfinished);
-        let with_events = self.guests.keys().zip(&events[door_end..guests_end]);
+        let with_events = self.clients.keys().zip(&events[listener_end..clients_end]);
         ready.extend(with_events.filter(|(_, e)| !e.is_empty()).map(|(id, _)| *id));
         let up = self.partners.iter().filter(|(_, p)| matches!(p, Partner::Up(_))).map(|(key, _)| *key);
         let partners: Vec<(StoreId, ServerId)> =
-            up.zip(&events[guests_end..]).filter(|(_, e)| !e.is_empty()).map(|(key, _)| key).collect();
+            up.zip(&events[clients_end..]).filter(|(_, e)| !e.is_empty()).map(|(key, _)| key).collect();
         for id in ready {
             self.serve(id);
         }
@@ -233,8 +239,8 @@ impl Loop {
         }
         let now = Instant::now();
         self.send_slow_ones_away(now);
-        for visitor in self.door.turn(&events[1..door_end], now) {
-            self.admit(visitor, now);
+        for connection in self.listener.turn(&events[1..listener_end], now) {
+            self.admit(connection, now);
         }
     }
 
@@ -242,38 +248,40 @@ impl Loop {
         if !self.unfinished.is_empty() {
             return Some(Duration::ZERO);
         }
-        let unread = self.guests.values().filter(|g| g.wire.waiting() > 0);
+        let unread = self.clients.values().filter(|g| g.wire.waiting() > 0);
         let until = unread.map(|g| (g.moved + UNREAD_TIME).saturating_duration_since(now)).min();
-        [until, self.door.timeout(now)].into_iter().flatten().min()
+        [until, self.listener.timeout(now)].into_iter().flatten().min()
     }
 
-    fn admit(&mut self, visitor: Visitor, now: Instant) {
-        if self.guests.len() >= GUESTS {
-            tracing::warn!(remote = %visitor.remote, "this parameter server takes no more connections");
+    fn admit(&mut self, connection: Connection, now: Instant) {
+        if self.clients.len() >= MOST_CLIENTS {
+            tracing::warn!(remote = %connection.remote, "this parameter server takes no more connections");
             return;
         }
         self.next += 1;
-        let wire = Wire::new(visitor.stream);
-        self.guests
-            .insert(self.next, Guest { wire, remote: visitor.remote, who: None, leaving: false, moved: now, out: 0 });
+        let wire = Wire::new(connection.stream);
+        self.clients.insert(
+            self.next,
+            Client { wire, remote: connection.remote, who: None, leaving: false, moved: now, out: 0 },
+        );
         // With TLS, the first frame may have come along with the proof, and then no event will tell of it.
         self.serve(self.next);
     }
 
-    fn serve(&mut self, id: GuestId) {
+    fn serve(&mut self, id: ClientId) {
         // Taken out while it is heard: what it says is answered to it and to others.
-        let Some(mut guest) = self.guests.remove(&id) else { return };
+        let Some(mut client) = self.clients.remove(&id) else { return };
         let mut heard = Vec::new();
-        let outcome = guest.wire.flush().and_then(|()| {
-            guest.wire.read(|request, payload| {
+        let outcome = client.wire.flush().and_then(|()| {
+            client.wire.read(|request, payload| {
                 heard.push((request, payload));
                 Ok(())
             })
         });
-        self.guests.insert(id, guest);
+        self.clients.insert(id, client);
         for (request, payload) in heard {
             if let Err(e) = self.hear(id, request, payload) {
-                let who = self.guests.get(&id).map(|g| g.remote);
+                let who = self.clients.get(&id).map(|g| g.remote);
                 tracing::warn!(remote = ?who, error = %e, "a parameter server refuses a client");
                 self.sent_away += 1;
                 self.refuse(id, &e.to_string());
@@ -284,27 +292,27 @@ impl Loop {
             Ok(true) => self.unfinished.push(id),
             Ok(false) => {}
             Err(Broken(reason)) => {
-                self.sent_away += u64::from(self.guests.get(&id).is_some_and(|guest| guest.wire.nonsense));
+                self.sent_away += u64::from(self.clients.get(&id).is_some_and(|client| client.wire.nonsense));
                 return self.lose(id, &reason);
             }
         }
-        if self.guests.get(&id).is_some_and(|g| g.leaving && g.wire.waiting() == 0) {
+        if self.clients.get(&id).is_some_and(|g| g.leaving && g.wire.waiting() == 0) {
             self.lose(id, "it was refused");
         }
     }
 
-    /// Tells a guest why it must go.
-    fn refuse(&mut self, id: GuestId, why: &str) {
-        if let Some(guest) = self.guests.get_mut(&id) {
-            guest.leaving = true;
-            let _ = guest.wire.say(&Response::Refused { id: 0, why: why.to_owned() }, Payload::default());
-            let _ = guest.wire.flush();
+    /// Tells a client why it must go.
+    fn refuse(&mut self, id: ClientId, why: &str) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.leaving = true;
+            let _ = client.wire.say(&Response::Refused { id: 0, why: why.to_owned() }, Payload::default());
+            let _ = client.wire.flush();
         }
     }
 
-    fn hear(&mut self, id: GuestId, request: Request, payload: Payload) -> Result<()> {
-        let Some(guest) = self.guests.get_mut(&id).filter(|guest| !guest.leaving) else { return Ok(()) };
-        let store = match (guest.who, request) {
+    fn hear(&mut self, id: ClientId, request: Request, payload: Payload) -> Result<()> {
+        let Some(client) = self.clients.get_mut(&id).filter(|client| !client.leaving) else { return Ok(()) };
+        let store = match (client.who, request) {
             (None, Request::Hello { setup, worker, lost }) => {
                 let (store, who) = (setup.store, Who::Worker(setup.store, worker));
                 if self.seats.contains_key(&who) {
@@ -316,12 +324,12 @@ impl Loop {
                 };
                 shard.hello(&setup, worker, &lost)?;
                 self.seats.insert(who, id);
-                guest.who = Some(who);
+                client.who = Some(who);
                 store
             }
             (None, Request::Partner { store, server }) => {
                 let who = Who::Server(store, server);
-                guest.who = Some(who);
+                client.who = Some(who);
                 self.seats.insert(who, id);
                 return Ok(());
             }
@@ -359,7 +367,7 @@ impl Loop {
                     if let Response::Stats { counts, .. } = &mut response {
                         // What no store knows of.
                         counts.push(("clients sent away".into(), self.sent_away));
-                        counts.push(("strangers turned away".into(), self.door.turned_away()));
+                        counts.push(("strangers turned away".into(), self.listener.turned_away()));
                     }
                     spoken_to.extend(self.tell(Who::Worker(store, worker), &response, payload));
                 }
@@ -370,7 +378,7 @@ impl Loop {
             }
         }
         for id in spoken_to {
-            let outcome = self.guests.get_mut(&id).map_or(Ok(()), |guest| guest.wire.flush());
+            let outcome = self.clients.get_mut(&id).map_or(Ok(()), |client| client.wire.flush());
             if let Err(Broken(reason)) = outcome {
                 self.lose(id, &reason);
             }
@@ -382,13 +390,13 @@ impl Loop {
     }
 
     /// Queues a frame for somebody; gives whom, if it has to be flushed.
-    fn tell(&mut self, who: Who, response: &Response, payload: Payload) -> Option<GuestId> {
+    fn tell(&mut self, who: Who, response: &Response, payload: Payload) -> Option<ClientId> {
         let id = *self.seats.get(&who)?;
-        let guest = self.guests.get_mut(&id)?;
-        if guest.wire.waiting() == 0 {
-            guest.moved = Instant::now();
+        let client = self.clients.get_mut(&id)?;
+        if client.wire.waiting() == 0 {
+            client.moved = Instant::now();
         }
-        if let Err(e) = guest.wire.say(response, payload) {
+        if let Err(e) = client.wire.say(response, payload) {
             tracing::error!(error = %e, "a parameter server can't answer");
         }
         Some(id)
@@ -397,7 +405,7 @@ impl Loop {
     fn tell_partner(&mut self, store: StoreId, server: ServerId, request: Request, payload: Payload) {
         let Some(setup) = self.shards.get(&store).map(Shard::setup) else { return };
         let partner = self.partners.entry((store, server)).or_insert_with(|| {
-            let addresses = setup.servers.get(server as usize).cloned().unwrap_or_default();
+            let addresses = setup.servers.get(server.index()).cloned().unwrap_or_default();
             self.dialler.dial(store, server, addresses);
             Partner::Dialling(Vec::new())
         });
@@ -462,7 +470,7 @@ impl Loop {
     }
 
     fn lose_partner(&mut self, store: StoreId, server: ServerId, reason: &str) {
-        tracing::warn!(server, reason, "a parameter server has lost the one that keeps its copies");
+        tracing::warn!(%server, reason, "a parameter server has lost the one that keeps its copies");
         self.partners.insert((store, server), Partner::Lost);
         if let Some(shard) = self.shards.get_mut(&store) {
             shard.lose(server);
@@ -471,24 +479,24 @@ impl Loop {
     }
 
     fn send_slow_ones_away(&mut self, now: Instant) {
-        for guest in self.guests.values_mut() {
-            let out = guest.wire.moved.1;
-            if guest.wire.waiting() == 0 || out != guest.out {
-                (guest.moved, guest.out) = (now, out);
+        for client in self.clients.values_mut() {
+            let out = client.wire.moved.1;
+            if client.wire.waiting() == 0 || out != client.out {
+                (client.moved, client.out) = (now, out);
             }
         }
-        let late = |g: &Guest| g.wire.waiting() > 0 && now >= g.moved + UNREAD_TIME;
-        let late: Vec<GuestId> = self.guests.iter().filter(|(_, g)| late(g)).map(|(id, _)| *id).collect();
+        let late = |g: &Client| g.wire.waiting() > 0 && now >= g.moved + UNREAD_TIME;
+        let late: Vec<ClientId> = self.clients.iter().filter(|(_, g)| late(g)).map(|(id, _)| *id).collect();
         for id in late {
             self.lose(id, &format!("it has not read what it was told for {UNREAD_TIME:?}"));
         }
     }
 
     /// A connection has ended: nobody waits for its worker any more.
-    fn lose(&mut self, id: GuestId, reason: &str) {
-        let Some(guest) = self.guests.remove(&id) else { return };
-        tracing::debug!(remote = %guest.remote, who = ?guest.who, reason, "a client of a parameter server is gone");
-        let Some(who) = guest.who.filter(|who| self.seats.get(who) == Some(&id)) else { return };
+    fn lose(&mut self, id: ClientId, reason: &str) {
+        let Some(client) = self.clients.remove(&id) else { return };
+        tracing::debug!(remote = %client.remote, who = ?client.who, reason, "a client of a parameter server is gone");
+        let Some(who) = client.who.filter(|who| self.seats.get(who) == Some(&id)) else { return };
         self.seats.remove(&who);
         let store = match who {
             Who::Worker(store, worker) => {

@@ -16,10 +16,10 @@ use crate::frame::{Request, Response, Snapshot, StoreSetup};
 use crate::optimizer::Optimizer;
 use crate::parts::{Cached, Named, Part};
 use crate::placement::{Loads, part_rows};
+use crate::protocol::{Consistency, Key, Layout, Payload, Rule, ServerId, WorkerId, name_id};
 use crate::queue::{Queue, URGENT};
 use crate::saving::{Saved, recut};
 use crate::shard::heir;
-use crate::words::{Consistency, Key, Layout, Payload, Rule, ServerId, WorkerId, name_id};
 
 pub use crate::parts::KeySpec;
 
@@ -94,12 +94,12 @@ impl Session {
 
     /// The next frame for a server.
     pub fn take(&mut self, server: ServerId) -> Option<(Request, Payload)> {
-        self.queues.get_mut(server as usize)?.take()
+        self.queues.get_mut(server.index())?.take()
     }
 
     /// Whether something waits to be sent to a server.
     pub fn has_output(&self, server: ServerId) -> bool {
-        self.queues.get(server as usize).is_some_and(|queue| !queue.is_empty())
+        self.queues.get(server.index()).is_some_and(|queue| !queue.is_empty())
     }
 
     /// Bytes that wait to be sent to all servers.
@@ -128,7 +128,7 @@ impl Session {
     }
 
     fn living(&self) -> Vec<ServerId> {
-        (0..self.setup.servers.len() as u32).filter(|server| !self.lost.contains(server)).collect()
+        ServerId::all(self.setup.servers.len() as u32).filter(|server| !self.lost.contains(server)).collect()
     }
 
     fn home(&self, home: ServerId) -> Result<ServerId> {
@@ -164,7 +164,10 @@ impl Session {
         spec.rule.fits(self.setup.consistency)?;
         let name = name_id(&spec.name);
         if self.names.contains_key(&name) {
-            return Err(Error::Usage(format!("{:?} was named before, or has the number of another name", spec.name)));
+            return Err(Error::Usage(format!(
+                "{:?} has been named before, or its hash equals that of another name: choose another name",
+                spec.name
+            )));
         }
         let layout = Layout { dtype: spec.dtype, rows: spec.rows, width: spec.width };
         let bytes = (spec.rows as usize).checked_mul(layout.row_bytes());
@@ -185,11 +188,11 @@ impl Session {
                 spec.dtype.name()
             )));
         }
-        if layout.row_bytes() > crate::words::MAX_PART_BYTES {
+        if layout.row_bytes() > crate::protocol::MAX_PART_BYTES {
             return Err(Error::Usage(format!(
                 "a row of {:?} is longer than {} bytes",
                 spec.name,
-                crate::words::MAX_PART_BYTES
+                crate::protocol::MAX_PART_BYTES
             )));
         }
         let rows = part_rows(spec.rows, layout.row_bytes(), self.setup.servers.len());
@@ -208,7 +211,9 @@ impl Session {
         let KeySpec { name: text, rule, striped, code, .. } = spec;
         let named = Named { name: text, layout, rule, order: self.order, striped, code, parts };
         let payloads: Vec<Payload> = (0..named.parts.len())
-            .map(|part| value.filter(|_| self.me == 0).map_or_else(Payload::default, |v| named.cut(part, v)))
+            .map(|part| {
+                value.filter(|_| self.me == WorkerId::FIRST).map_or_else(Payload::default, |v| named.cut(part, v))
+            })
             .collect();
         let mut ids = Vec::new();
         for (part, payload) in payloads.into_iter().enumerate() {
@@ -231,10 +236,10 @@ impl Session {
     ) -> u64 {
         match part {
             Some(key) if matches!(request, Request::Pull { .. } | Request::PullRows { .. }) => {
-                self.queues[server as usize].ask(key, priority, request.clone(), payload.clone());
+                self.queues[server.index()].ask(key, priority, request.clone(), payload.clone());
             }
-            Some(key) => self.queues[server as usize].put(key, priority, request.clone(), payload.clone()),
-            None => self.queues[server as usize].put_last(request.clone()),
+            Some(key) => self.queues[server.index()].put(key, priority, request.clone(), payload.clone()),
+            None => self.queues[server.index()].put_last(request.clone()),
         }
         self.pending.insert(id, Pending { server, part, request, payload, parts: Vec::new(), answer: None });
         id
@@ -326,7 +331,7 @@ impl Session {
         }
         let home = self.home(home)?;
         self.pushes.insert(id, key);
-        self.queues[home as usize].put(key, priority, request, payload);
+        self.queues[home.index()].put(key, priority, request, payload);
         Ok(())
     }
 
@@ -403,7 +408,7 @@ impl Session {
         self.check()?;
         self.clock += 1;
         for server in self.living() {
-            self.queues[server as usize].put_last(Request::Clock { clock: self.clock });
+            self.queues[server.index()].put_last(Request::Clock { clock: self.clock });
         }
         Ok(())
     }
@@ -412,7 +417,7 @@ impl Session {
     pub fn barrier(&mut self) -> Result<u64> {
         self.check()?;
         self.barrier += 1;
-        let (id, server) = (self.id(), self.home(0)?);
+        let (id, server) = (self.id(), self.home(ServerId::FIRST)?);
         Ok(self.ask(server, None, 0, id, Request::Barrier { id, number: self.barrier }, Payload::default()))
     }
 
@@ -447,7 +452,10 @@ impl Session {
         for (name, parts) in keys {
             let Some(named) = self.names.get(&name) else {
                 let names: Vec<&str> = parts.values().map(|(snapshot, _)| snapshot.name.as_str()).collect();
-                return Err(Error::Usage(format!("{:?} was saved, and has no init in this store", names.first())));
+                return Err(Error::Usage(format!(
+                    "{:?} is in the saved file, but this store has not called init for it",
+                    names.first()
+                )));
             };
             let rows: Vec<u64> = named.parts.iter().map(|part| part.layout.rows).collect();
             let homes: Vec<ServerId> = named.parts.iter().map(|part| part.home).collect();
@@ -472,7 +480,7 @@ impl Session {
     /// Says goodbye to all servers.
     pub fn bye(&mut self) {
         for server in self.living() {
-            self.queues[server as usize].put_last(Request::Bye);
+            self.queues[server.index()].put_last(Request::Bye);
         }
     }
 

@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use corro_core::{Error, Result};
 
 use crate::consistency::{Clocks, NEVER};
-use crate::entry::{Desk, Entry, Init, Output, Push, Read, row_numbers};
+use crate::entry::{Entry, Init, Outbox, Output, Push, Read, row_numbers};
 use crate::frame::{Request, Response, Snapshot, StoreSetup};
 use crate::optimizer::Optimizer;
+use crate::protocol::{Consistency, Key, MAX_SERVERS, MAX_WORKERS, Payload, ServerId, WorkerId};
 use crate::table::Change;
-use crate::words::{Consistency, Key, MAX_SERVERS, MAX_WORKERS, Payload, ServerId, WorkerId};
 
 /// What begins lines of statistics that say who waits for whom.
 pub const WAITS: &str = "waits: ";
@@ -34,13 +34,13 @@ pub struct Shard {
     at_barrier: BTreeMap<u64, Vec<(WorkerId, u64)>>,
     /// Inits that wait for the first value.
     inits: BTreeMap<Key, Vec<(WorkerId, u64)>>,
-    desk: Desk,
+    outbox: Outbox,
 }
 
 /// The one who stands in for `server`: itself, or the next one of the list that is not lost.
 pub fn heir(server: ServerId, servers: usize, lost: &BTreeSet<ServerId>) -> Option<ServerId> {
     let servers = servers as u32;
-    (0..servers).map(|step| (server + step) % servers).find(|s| !lost.contains(s))
+    (0..servers).map(|step| ServerId((server.0 + step) % servers)).find(|s| !lost.contains(s))
 }
 
 impl Shard {
@@ -48,7 +48,7 @@ impl Shard {
     pub fn new(setup: StoreSetup) -> Result<Self> {
         let servers = setup.servers.len();
         let good = (1..=MAX_WORKERS).contains(&setup.workers) && (1..=MAX_SERVERS).contains(&servers);
-        if !good || setup.you as usize >= servers {
+        if !good || setup.you.index() >= servers {
             return Err(Error::Malformed(format!("server {} of {servers} for {} workers", setup.you, setup.workers)));
         }
         Ok(Self {
@@ -60,7 +60,7 @@ impl Shard {
             reads: BTreeMap::new(),
             at_barrier: BTreeMap::new(),
             inits: BTreeMap::new(),
-            desk: Desk::default(),
+            outbox: Outbox::default(),
             setup,
         })
     }
@@ -72,7 +72,7 @@ impl Shard {
 
     /// What is to be said since the last time.
     pub fn take_output(&mut self) -> Vec<Output> {
-        let mut output = std::mem::take(&mut self.desk.output);
+        let mut output = std::mem::take(&mut self.outbox.output);
         for said in &mut output {
             // Entries do not know the store that their copies belong to.
             if let Output::Partner(partner, request, _) = said
@@ -98,7 +98,7 @@ impl Shard {
                 self.setup.consistency
             )));
         }
-        if worker >= self.setup.workers {
+        if worker.0 >= self.setup.workers {
             return Err(Error::Malformed(format!("worker {worker} of {}", self.setup.workers)));
         }
         if self.clocks.has_left(worker) {
@@ -110,20 +110,20 @@ impl Shard {
             self.lose(*server);
         }
         let lost = self.lost.iter().copied().collect();
-        self.desk.tell(worker, Response::Welcome { lost });
+        self.outbox.tell(worker, Response::Welcome { lost });
         Ok(())
     }
 
     /// A worker says something. Whatever is wrong with it is answered, and affects nobody else.
     pub fn handle(&mut self, worker: WorkerId, request: Request, payload: Payload) {
         if self.clocks.has_left(worker) {
-            return self.desk.count("from those who left");
+            return self.outbox.count("from those who left");
         }
         match request {
             Request::Init { id, key, name, layout, rule, order, resume } => {
                 let init = Init { worker, id, name, layout, rule, order };
                 if let Err(e) = self.init(key, &init, resume, &payload) {
-                    self.desk.refuse(worker, id, e.to_string());
+                    self.outbox.refuse(worker, id, e.to_string());
                 }
             }
             Request::Push { id, key, clock, seen, rate, code } => {
@@ -137,7 +137,7 @@ impl Shard {
             }
             Request::PullRows { id, key, clock, rows } => match row_numbers(&payload, rows) {
                 Ok(rows) => self.pull(key, Read { worker, id, clock, have: NEVER, rows: Some(rows), code: None }),
-                Err(e) => self.desk.refuse(worker, id, e.to_string()),
+                Err(e) => self.outbox.refuse(worker, id, e.to_string()),
             },
             Request::Clock { clock } => {
                 self.clocks.advance(worker, clock.min(NEVER - 1));
@@ -152,13 +152,13 @@ impl Shard {
             Request::Dump { id } => self.dump(worker, id),
             Request::Restore { id, key, snapshot } => match self.restore(key, snapshot, &payload) {
                 Ok(()) => self.acknowledge(key, worker, id),
-                Err(e) => self.desk.refuse(worker, id, e.to_string()),
+                Err(e) => self.outbox.refuse(worker, id, e.to_string()),
             },
             Request::Stats { id } => self.stats(worker, id),
             Request::Lost { server } => self.lose(server),
             Request::Bye => self.leave(worker),
             Request::Hello { .. } | Request::Partner { .. } | Request::Copy { .. } | Request::Replica { .. } => {
-                self.desk.refuse(worker, 0, "that is not what a worker says in the middle of a talk".into());
+                self.outbox.refuse(worker, 0, "that is not what a worker says in the middle of a talk".into());
             }
         }
     }
@@ -177,16 +177,16 @@ impl Shard {
                 ));
             }
             let mut entry = Entry::new(key, init, self.optimizer, self.setup.workers)?;
-            entry.kept_by(self.partner(), &mut self.desk);
+            entry.kept_by(self.partner(), &mut self.outbox);
             self.entries.insert(key, entry);
         }
         let first = self.clocks.behind(NEVER).first() == Some(&init.worker);
         let Some(entry) = self.entries.get_mut(&key) else { return Ok(()) };
         entry.same(init)?;
         // One whose init is not done has pushed nothing that it would have to push again.
-        entry.resumed(init.worker, &mut self.desk);
+        entry.resumed(init.worker, &mut self.outbox);
         if !entry.is_ready() && (first || resume) {
-            entry.begin(value, &mut self.desk)?;
+            entry.begin(value, &mut self.outbox)?;
         }
         self.acknowledge(key, init.worker, init.id);
         Ok(())
@@ -198,46 +198,46 @@ impl Shard {
         waiting.push((worker, id));
         if let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.is_ready()) {
             for (worker, id) in std::mem::take(waiting) {
-                entry.acknowledge(worker, id, &mut self.desk);
+                entry.acknowledge(worker, id, &mut self.outbox);
             }
             self.inits.remove(&key);
         }
     }
 
     fn push(&mut self, key: Key, push: Push) {
-        self.desk.count("pushes");
+        self.outbox.count("pushes");
         let (worker, id) = (push.worker, push.id);
         let outcome = match self.entries.get_mut(&key).filter(|entry| entry.copy_of.is_none()) {
-            Some(entry) => entry.push(push, self.setup.consistency, &self.clocks, &mut self.desk),
+            Some(entry) => entry.push(push, self.setup.consistency, &self.clocks, &mut self.outbox),
             None => Err(unknown(key)),
         };
         if let Err(e) = outcome {
-            self.desk.refuse(worker, id, e.to_string());
+            self.outbox.refuse(worker, id, e.to_string());
         }
     }
 
     fn pull(&mut self, key: Key, mut read: Read) {
-        self.desk.count("pulls");
+        self.outbox.count("pulls");
         let need = self.setup.consistency.needs(read.clock);
         let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.copy_of.is_none()) else {
-            return self.desk.refuse(read.worker, read.id, unknown(key).to_string());
+            return self.outbox.refuse(read.worker, read.id, unknown(key).to_string());
         };
         if self.setup.consistency != Consistency::Bsp {
             read.clock = NEVER;
         }
         if self.clocks.min() < need {
-            self.desk.count("waits");
+            self.outbox.count("waits");
             self.reads.entry(need).or_default().push((key, read));
             return;
         }
-        entry.read(read, &mut self.desk);
+        entry.read(read, &mut self.outbox);
         self.stamp();
     }
 
     /// Values tell the least clock, which entries do not know.
     fn stamp(&mut self) {
         let min = self.clocks.min();
-        for output in &mut self.desk.output {
+        for output in &mut self.outbox.output {
             if let Output::Worker(_, Response::Value { min_clock, .. }, _) = output {
                 *min_clock = min;
             }
@@ -250,14 +250,14 @@ impl Shard {
         while let Some(first) = self.reads.first_entry().filter(|first| *first.key() <= min) {
             for (key, read) in first.remove() {
                 if let Some(entry) = self.entries.get_mut(&key) {
-                    entry.read(read, &mut self.desk);
+                    entry.read(read, &mut self.outbox);
                 }
             }
         }
         let passed = self.barriers.min();
         while let Some(first) = self.at_barrier.first_entry().filter(|first| *first.key() <= passed) {
             for (worker, id) in first.remove() {
-                self.desk.tell(worker, Response::Done { id });
+                self.outbox.tell(worker, Response::Done { id });
             }
         }
         self.stamp();
@@ -265,21 +265,21 @@ impl Shard {
 
     fn optimize(&mut self, worker: WorkerId, id: u64, optimizer: Optimizer) {
         if let Err(e) = optimizer.check() {
-            return self.desk.refuse(worker, id, e.to_string());
+            return self.outbox.refuse(worker, id, e.to_string());
         }
         self.optimizer = Some(optimizer);
         for entry in self.entries.values_mut().filter(|entry| entry.copy_of.is_none()) {
-            entry.optimize(optimizer, &mut self.desk);
+            entry.optimize(optimizer, &mut self.outbox);
         }
-        self.desk.tell(worker, Response::Done { id });
+        self.outbox.tell(worker, Response::Done { id });
     }
 
     fn dump(&mut self, worker: WorkerId, id: u64) {
         for (key, entry) in self.entries.iter().filter(|(_, entry)| entry.copy_of.is_none() && entry.owns()) {
             let (snapshot, state) = entry.snapshot();
-            self.desk.output.push(Output::Worker(worker, Response::Part { id, key: *key, snapshot }, state));
+            self.outbox.output.push(Output::Worker(worker, Response::Part { id, key: *key, snapshot }, state));
         }
-        self.desk.tell(worker, Response::Done { id });
+        self.outbox.tell(worker, Response::Done { id });
     }
 
     /// Takes a key as a file has it: its rounds begin anew.
@@ -296,7 +296,7 @@ impl Shard {
         }
         let fresh = Snapshot { version: 0, change: 1, applied: Vec::new(), ..snapshot };
         let mut entry = Entry::from_snapshot(key, &fresh, state, self.setup.workers)?;
-        entry.kept_by(self.partner(), &mut self.desk);
+        entry.kept_by(self.partner(), &mut self.outbox);
         self.entries.insert(key, entry);
         Ok(())
     }
@@ -309,15 +309,15 @@ impl Shard {
             ("workers", self.clocks.living() as u64),
             ("servers lost", self.lost.len() as u64),
         ];
-        let counts = self.desk.counts.iter().map(|(what, count)| (*what, *count)).chain(now);
+        let counts = self.outbox.counts.iter().map(|(what, count)| (*what, *count)).chain(now);
         let counts = counts.map(|(what, count)| (what.to_owned(), count));
         let counts = counts.chain(self.waits().into_iter().map(|what| (format!("{WAITS}{what}"), 1))).collect();
-        self.desk.tell(worker, Response::Stats { id, counts });
+        self.outbox.tell(worker, Response::Stats { id, counts });
     }
 
     /// A worker has ended, or is given up: nobody waits for it any more.
     pub fn leave(&mut self, worker: WorkerId) {
-        if worker >= self.setup.workers || self.clocks.has_left(worker) {
+        if worker.0 >= self.setup.workers || self.clocks.has_left(worker) {
             return;
         }
         self.clocks.leave(worker);
@@ -326,9 +326,9 @@ impl Shard {
             reads.retain(|(_, read)| read.worker != worker);
         }
         for entry in self.entries.values_mut() {
-            entry.forget(worker, &mut self.desk);
+            entry.forget(worker, &mut self.outbox);
             if self.setup.consistency == Consistency::Bsp {
-                entry.close_rounds(&self.clocks, &mut self.desk);
+                entry.close_rounds(&self.clocks, &mut self.outbox);
             }
         }
         self.wake();
@@ -337,25 +337,26 @@ impl Shard {
     /// The server that keeps our copies.
     fn partner(&self) -> Option<ServerId> {
         let servers = self.setup.servers.len();
-        heir((self.setup.you + 1) % servers as u32, servers, &self.lost).filter(|server| *server != self.setup.you)
+        heir(ServerId((self.setup.you.0 + 1) % servers as u32), servers, &self.lost)
+            .filter(|server| *server != self.setup.you)
     }
 
     /// A server is lost: its keys are ours if we are its heir, and our copies may need another place.
     pub fn lose(&mut self, server: ServerId) {
-        if server as usize >= self.setup.servers.len() || server == self.setup.you || !self.lost.insert(server) {
+        if server.index() >= self.setup.servers.len() || server == self.setup.you || !self.lost.insert(server) {
             return;
         }
         for worker in self.clocks.behind(NEVER) {
-            self.desk.tell(worker, Response::Lost { server });
+            self.outbox.tell(worker, Response::Lost { server });
         }
         let partner = self.partner();
         for entry in self.entries.values_mut() {
             if entry.copy_of.is_some_and(|owner| self.lost.contains(&owner)) {
-                self.desk.counts.entry("inherited").and_modify(|n| *n += 1).or_insert(1);
+                self.outbox.counts.entry("inherited").and_modify(|n| *n += 1).or_insert(1);
                 entry.inherit(self.clocks.behind(NEVER));
             }
             if entry.copy_of.is_none() {
-                entry.kept_by(partner, &mut self.desk);
+                entry.kept_by(partner, &mut self.outbox);
             }
         }
         self.stamp();
@@ -381,15 +382,15 @@ impl Shard {
             }
             other => return Err(Error::Malformed(format!("server {owner} says {other:?}"))),
         };
-        self.desk.count("changes kept");
-        self.desk.output.push(Output::Server(owner, Response::Kept { key, change }));
+        self.outbox.count("changes kept");
+        self.outbox.output.push(Output::Server(owner, Response::Kept { key, change }));
         Ok(())
     }
 
     /// Our partner has kept something.
     pub fn kept(&mut self, by: ServerId, key: Key, change: u64) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.kept(by, change, &mut self.desk);
+            entry.kept(by, change, &mut self.outbox);
         }
         self.stamp();
     }

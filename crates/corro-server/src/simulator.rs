@@ -12,13 +12,14 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use corro_core::DType;
+use corro_core::random::Random;
 
 use crate::code::Code;
 use crate::entry::Output;
 use crate::frame::{Request, Response, StoreSetup};
+use crate::protocol::{Consistency, Payload, Rule, ServerId, WorkerId};
 use crate::session::{Answer, KeySpec, Session};
 use crate::shard::Shard;
-use crate::words::{Consistency, Payload, Rule, ServerId, WorkerId};
 
 /// How a run went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,46 +119,30 @@ struct World {
     report: Report,
 }
 
-/// splitmix64: the crate's tests have one, and a simulator that ships with the crate can't use it.
-struct Random(u64);
-
-impl Random {
-    fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.number() % n.max(1)
-    }
-}
-
 /// The setting of a seed: the bounds 0, 1, 5 and none by turns, and sums in rounds.
 pub fn setting(seed: u64) -> Setting {
-    let mut random = Random(seed ^ 0x5e77);
+    let mut random = Random::new(seed ^ 0x5e77);
     let (consistency, rule) = match seed % 6 {
         0 => (Consistency::Ssp { bound: 0 }, Rule::Add),
         1 => (Consistency::Ssp { bound: 1 }, Rule::Add),
         2 => (Consistency::Ssp { bound: 5 }, Rule::Add),
-        3 => (Consistency::Async { staleness_lr: random.below(2) == 0 }, Rule::Add),
+        3 => (Consistency::Async { staleness_lr: random.below_u64(2) == 0 }, Rule::Add),
         4 => (Consistency::Bsp, Rule::Add),
         _ => (Consistency::Bsp, Rule::Sum),
     };
-    let servers = 1 + random.below(3) as u32;
+    let servers = 1 + random.below_u64(3) as u32;
     // Enough of them for the bound to bite.
     let bound = if seed % 6 == 2 { 5 } else { 0 };
     Setting {
         workers: 256,
         servers,
-        keys: 1 + u32::from(random.below(3) == 0),
-        steps: 2 + bound + u64::from(random.below(4) == 0),
+        keys: 1 + u32::from(random.below_u64(3) == 0),
+        steps: 2 + bound + u64::from(random.below_u64(4) == 0),
         consistency,
         rule,
         // One at a time keeps every copy; a second death before the copies are made anew may not.
-        server_deaths: u32::from(servers > 1 && random.below(2) == 0),
-        worker_deaths: if random.below(4) == 0 { 1 + random.below(3) as u32 } else { 0 },
+        server_deaths: u32::from(servers > 1 && random.below_u64(2) == 0),
+        worker_deaths: if random.below_u64(4) == 0 { 1 + random.below_u64(3) as u32 } else { 0 },
     }
 }
 
@@ -175,11 +160,12 @@ fn ones() -> Vec<u8> {
 }
 
 fn links(workers: u32, servers: u32) -> Vec<(Link, VecDeque<Said>, u64)> {
-    let pairs = |count: u32| (0..count).flat_map(move |a| (0..servers).map(move |b| (a, b)));
-    let up = pairs(workers).map(|(worker, server)| Link::Up(worker, server));
-    let down = pairs(workers).map(|(worker, server)| Link::Down(server, worker));
-    let copies = pairs(servers).map(|(from, to)| Link::Copy(from, to));
-    let kept = pairs(servers).map(|(from, to)| Link::Kept(from, to));
+    let with_workers = || WorkerId::all(workers).flat_map(move |a| ServerId::all(servers).map(move |b| (a, b)));
+    let with_servers = || ServerId::all(servers).flat_map(move |a| ServerId::all(servers).map(move |b| (a, b)));
+    let up = with_workers().map(|(worker, server)| Link::Up(worker, server));
+    let down = with_workers().map(|(worker, server)| Link::Down(server, worker));
+    let copies = with_servers().map(|(from, to)| Link::Copy(from, to));
+    let kept = with_servers().map(|(from, to)| Link::Kept(from, to));
     up.chain(down).chain(copies).chain(kept).map(|link| (link, VecDeque::new(), 0)).collect()
 }
 
@@ -193,9 +179,10 @@ impl World {
             servers: (0..setting.servers as u16).map(address).collect(),
             you,
         };
-        let servers: Result<Vec<_>, _> = (0..setting.servers).map(|you| Shard::new(setup(you)).map(Some)).collect();
+        let servers: Result<Vec<_>, _> =
+            ServerId::all(setting.servers).map(|you| Shard::new(setup(you)).map(Some)).collect();
         let worker = |me| Worker {
-            session: Session::new(me, setup(0), vec![1.0; setting.servers as usize]),
+            session: Session::new(me, setup(ServerId::FIRST), vec![1.0; setting.servers as usize]),
             alive: true,
             finished: false,
             steps: 0,
@@ -204,18 +191,18 @@ impl World {
         };
         let mut world = Self {
             setting,
-            random: Random(seed),
+            random: Random::new(seed),
             now: 0,
             order: 0,
             queue: BinaryHeap::new(),
             links: links(setting.workers, setting.servers),
             servers: servers.map_err(|e| e.to_string())?,
-            workers: (0..setting.workers).map(worker).collect(),
+            workers: WorkerId::all(setting.workers).map(worker).collect(),
             report: Report::default(),
         };
-        for worker in 0..setting.workers {
-            for server in 0..setting.servers {
-                let hello = world.workers[worker as usize].session.hello(server);
+        for worker in WorkerId::all(setting.workers) {
+            for server in ServerId::all(setting.servers) {
+                let hello = world.workers[worker.index()].session.hello(server);
                 world.send(Link::Up(worker, server), Said::Request(hello, Payload::default()));
             }
             world.soon(1000, Event::Worker(worker));
@@ -223,7 +210,7 @@ impl World {
         for (deaths, event) in [(setting.server_deaths, Event::KillServer), (setting.worker_deaths, Event::KillWorker)]
         {
             for _ in 0..deaths {
-                let at = 200 + world.random.below(400 * (2 + setting.steps));
+                let at = 200 + world.random.below_u64(400 * (2 + setting.steps));
                 world.at(at, event);
             }
         }
@@ -236,7 +223,7 @@ impl World {
     }
 
     fn soon(&mut self, most: u64, event: Event) {
-        let time = self.now + 1 + self.random.below(most);
+        let time = self.now + 1 + self.random.below_u64(most);
         self.at(time, event);
     }
 
@@ -244,18 +231,18 @@ impl World {
     fn place(&self, link: Link) -> usize {
         let (workers, servers) = (self.setting.workers as usize, self.setting.servers as usize);
         let (kind, pair) = match link {
-            Link::Up(worker, server) => (0, worker as usize * servers + server as usize),
-            Link::Down(server, worker) => (workers * servers, worker as usize * servers + server as usize),
-            Link::Copy(from, to) => (2 * workers * servers, (from as usize) * servers + to as usize),
-            Link::Kept(from, to) => ((2 * workers + servers) * servers, from as usize * servers + to as usize),
+            Link::Up(worker, server) => (0, worker.index() * servers + server.index()),
+            Link::Down(server, worker) => (workers * servers, worker.index() * servers + server.index()),
+            Link::Copy(from, to) => (2 * workers * servers, from.index() * servers + to.index()),
+            Link::Kept(from, to) => ((2 * workers + servers) * servers, from.index() * servers + to.index()),
         };
         kind + pair
     }
 
     /// Frames of one connection arrive in the order in which they were sent.
     fn send(&mut self, link: Link, said: Said) {
-        let slow = if self.random.below(20) == 0 { 300 } else { 30 };
-        let delay = 1 + self.random.below(slow);
+        let slow = if self.random.below_u64(20) == 0 { 300 } else { 30 };
+        let delay = 1 + self.random.below_u64(slow);
         let at = self.place(link);
         let (_, frames, last) = &mut self.links[at];
         *last = (*last).max(self.now + delay);
@@ -293,19 +280,19 @@ impl World {
             Event::KillServer => self.kill_server(),
             Event::KillWorker => self.kill_worker(),
             Event::WorkerNotices(worker, server) => {
-                if self.workers[worker as usize].alive {
-                    self.workers[worker as usize].session.lose(server);
+                if self.workers[worker.index()].alive {
+                    self.workers[worker.index()].session.lose(server);
                     self.pump_worker(worker);
                 }
             }
             Event::ServerNotices(server, lost) => {
-                if let Some(shard) = &mut self.servers[server as usize] {
+                if let Some(shard) = &mut self.servers[server.index()] {
                     shard.lose(lost);
                 }
                 self.pump_server(server);
             }
             Event::Cut(server, worker) => {
-                if let Some(shard) = &mut self.servers[server as usize] {
+                if let Some(shard) = &mut self.servers[server.index()] {
                     shard.leave(worker);
                 }
                 self.pump_server(server);
@@ -320,31 +307,31 @@ impl World {
         let wrong = |e: corro_core::Error| format!("{link:?}: {e}");
         match (link, said) {
             (Link::Up(worker, server), Said::Request(request, payload)) => {
-                let Some(shard) = &mut self.servers[server as usize] else { return Ok(()) };
+                let Some(shard) = &mut self.servers[server.index()] else { return Ok(()) };
                 match request {
                     Request::Hello { setup, worker, lost } => shard.hello(&setup, worker, &lost).map_err(wrong)?,
                     request => shard.handle(worker, request, payload),
                 }
                 self.pump_server(server);
             }
-            (Link::Down(server, worker), Said::Response(response, payload)) if self.workers[worker as usize].alive => {
+            (Link::Down(server, worker), Said::Response(response, payload)) if self.workers[worker.index()].alive => {
                 if let Response::Refused { why, .. } = &response {
                     return Err(format!("server {server} refuses worker {worker}: {why}"));
                 }
-                let worker_of = &mut self.workers[worker as usize];
+                let worker_of = &mut self.workers[worker.index()];
                 worker_of.session.hear(server, response, payload).map_err(wrong)?;
                 self.pump_worker(worker);
                 self.go_on(worker)?;
             }
             (Link::Copy(from, to), Said::Request(request, payload)) => {
-                let Some(shard) = &mut self.servers[to as usize] else { return Ok(()) };
+                let Some(shard) = &mut self.servers[to.index()] else { return Ok(()) };
                 let kept = shard.keep(from, request, payload).map_err(wrong);
                 // The last words of a dead server come when its keys have an heir already.
-                kept.or_else(|broken| if self.servers[from as usize].is_none() { Ok(()) } else { Err(broken) })?;
+                kept.or_else(|broken| if self.servers[from.index()].is_none() { Ok(()) } else { Err(broken) })?;
                 self.pump_server(to);
             }
             (Link::Kept(from, to), Said::Response(Response::Kept { key, change }, _)) => {
-                let Some(shard) = &mut self.servers[to as usize] else { return Ok(()) };
+                let Some(shard) = &mut self.servers[to.index()] else { return Ok(()) };
                 shard.kept(from, key, change);
                 self.pump_server(to);
             }
@@ -354,7 +341,7 @@ impl World {
     }
 
     fn pump_server(&mut self, server: ServerId) {
-        let Some(shard) = &mut self.servers[server as usize] else { return };
+        let Some(shard) = &mut self.servers[server.index()] else { return };
         for output in shard.take_output() {
             match output {
                 Output::Worker(worker, response, payload) => {
@@ -371,8 +358,8 @@ impl World {
     }
 
     fn pump_worker(&mut self, worker: WorkerId) {
-        for server in 0..self.setting.servers {
-            while let Some((request, payload)) = self.workers[worker as usize].session.take(server) {
+        for server in ServerId::all(self.setting.servers) {
+            while let Some((request, payload)) = self.workers[worker.index()].session.take(server) {
                 self.send(Link::Up(worker, server), Said::Request(request, payload));
             }
         }
@@ -381,20 +368,21 @@ impl World {
     /// What a dead process had sent may have left its host, or not.
     fn cut_links(&mut self, of: impl Fn(&Link) -> bool) {
         for (_, frames, _) in self.links.iter_mut().filter(|(link, ..)| of(link)) {
-            frames.truncate(self.random.below(frames.len() as u64 + 1) as usize);
+            frames.truncate(self.random.below_u64(frames.len() as u64 + 1) as usize);
         }
     }
 
     fn kill_server(&mut self) {
-        let living: Vec<u32> = (0..self.setting.servers).filter(|s| self.servers[*s as usize].is_some()).collect();
+        let living: Vec<ServerId> =
+            ServerId::all(self.setting.servers).filter(|s| self.servers[s.index()].is_some()).collect();
         if living.len() < 2 {
             return;
         }
-        let server = living[self.random.below(living.len() as u64) as usize];
-        self.servers[server as usize] = None;
+        let server = living[self.random.below_u64(living.len() as u64) as usize];
+        self.servers[server.index()] = None;
         self.report.servers_lost += 1;
         self.cut_links(|link| matches!(link, Link::Down(s, _) | Link::Copy(s, _) | Link::Kept(s, _) if *s == server));
-        for worker in 0..self.setting.workers {
+        for worker in WorkerId::all(self.setting.workers) {
             self.soon(400, Event::WorkerNotices(worker, server));
         }
         for other in living.into_iter().filter(|other| *other != server) {
@@ -403,7 +391,7 @@ impl World {
     }
 
     fn kill_worker(&mut self) {
-        let at = self.random.below(u64::from(self.setting.workers)) as usize;
+        let at = self.random.below_u64(u64::from(self.setting.workers)) as usize;
         let worker = &mut self.workers[at];
         // One that has begun; who dies before that is the launcher's business.
         if !worker.alive || worker.finished || worker.phase == Phase::Init {
@@ -411,10 +399,10 @@ impl World {
         }
         worker.alive = false;
         self.report.workers_lost += 1;
-        self.cut_links(|link| matches!(link, Link::Up(w, _) if *w as usize == at));
-        for server in 0..self.setting.servers {
-            let time = self.now + 500 + self.random.below(100);
-            self.at(time, Event::Cut(server, at as u32));
+        self.cut_links(|link| matches!(link, Link::Up(w, _) if w.index() == at));
+        for server in ServerId::all(self.setting.servers) {
+            let time = self.now + 500 + self.random.below_u64(100);
+            self.at(time, Event::Cut(server, WorkerId(at as u32)));
         }
     }
 
@@ -422,7 +410,7 @@ impl World {
     fn go_on(&mut self, me: WorkerId) -> Result<(), String> {
         let setting = self.setting;
         loop {
-            let worker = &mut self.workers[me as usize];
+            let worker = &mut self.workers[me.index()];
             if !worker.alive || worker.finished || worker.waiting.iter().any(|id| worker.session.asked(*id).is_some()) {
                 if self.collect(me)? {
                     continue;
@@ -452,7 +440,7 @@ impl World {
                     worker.steps += 1;
                     worker.phase = Phase::Read;
                     // Some steps take longer.
-                    let time = if self.random.below(20) == 0 { 600 } else { 100 };
+                    let time = if self.random.below_u64(20) == 0 { 600 } else { 100 };
                     self.pump_worker(me);
                     self.soon(time, Event::Worker(me));
                     return Ok(());
@@ -486,7 +474,7 @@ impl World {
 
     /// Takes the answers that have come; true when all have, and the worker may go on.
     fn collect(&mut self, me: WorkerId) -> Result<bool, String> {
-        let worker = &mut self.workers[me as usize];
+        let worker = &mut self.workers[me.index()];
         if !worker.alive || worker.finished {
             return Ok(false);
         }
@@ -520,14 +508,14 @@ impl World {
         let floats: Vec<f32> = value.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         let v = f64::from(floats[0]);
         let Setting { workers, consistency, rule, .. } = self.setting;
-        let (n, c) = (f64::from(workers), self.workers[me as usize].steps);
+        let (n, c) = (f64::from(workers), self.workers[me.index()].steps);
         let fail = |why: String| Err(format!("worker {me} at clock {c} reads {floats:?}: {why}"));
         if floats.iter().any(|f| *f != floats[0]) {
             return fail("elements differ".into());
         }
-        let others = || self.workers.iter().enumerate().filter(|(at, _)| *at != me as usize).map(|(_, worker)| worker);
+        let others = || self.workers.iter().enumerate().filter(|(at, _)| *at != me.index()).map(|(_, worker)| worker);
         let deaths = self.report.workers_lost > 0;
-        let at_the_end = self.workers[me as usize].phase == Phase::Farewell;
+        let at_the_end = self.workers[me.index()].phase == Phase::Farewell;
         if rule == Rule::Sum {
             let good = v == f64::from(contributors) && (deaths || v == n);
             return if good { Ok(()) } else { fail(format!("{contributors} workers of {n}")) };

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use corro_core::{DType, Error, ReduceOp, Result};
 
 use crate::optimizer::{Optimizer, Step};
-use crate::words::{Layout, Payload, Rule, WorkerId};
+use crate::protocol::{Layout, Payload, Rule, WorkerId};
 
 /// What one push, or the sum of a round, brings.
 #[derive(Clone, Debug)]
@@ -79,7 +79,7 @@ impl Table {
         let bytes = layout.bytes()?;
         if rule == Rule::Update && layout.dtype != DType::F32 {
             return Err(Error::Usage(format!(
-                "servers update float32 parameters, and this one is {}: keep the optimizer on the worker",
+                "servers update only float32 parameters, and this one is {}: keep the optimizer on the worker",
                 layout.dtype.name()
             )));
         }
@@ -307,7 +307,10 @@ mod tests {
     fn the_same_row_of_two_workers_is_updated_once_with_its_sum() {
         let optimizer = Optimizer::Adagrad { lr: 1.0, eps: 0.0, weight_decay: 0.0, initial: 0.0 };
         let mut table = Table::new(LAYOUT, Rule::Update, Some(optimizer), &[]).unwrap();
-        let given = BTreeMap::from([(0, rows(&[3, 1], &[1.0, 1.0, 2.0, 2.0])), (1, rows(&[1], &[4.0, 4.0]))]);
+        let given = BTreeMap::from([
+            (WorkerId(0), rows(&[3, 1], &[1.0, 1.0, 2.0, 2.0])),
+            (WorkerId(1), rows(&[1], &[4.0, 4.0])),
+        ]);
         let (count, payload) = merge_rows(&LAYOUT, 2, &given);
         assert_eq!(count, 2);
         table.check(Some(count), &payload).unwrap();

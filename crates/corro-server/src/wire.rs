@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::frame::{Reader, encode};
-use crate::words::Payload;
+use crate::protocol::Payload;
 
 /// How much of one connection is read before others get their turn.
 const TURN_BYTES: usize = 8 << 20;

@@ -17,11 +17,10 @@ pub mod job;
 mod knobs;
 pub mod model;
 mod pairs;
-mod random;
 mod waiting;
 
+pub use corro_core::random::Random;
 pub use folder::Folder;
 pub use knobs::{number, skip, thorough};
 pub use pairs::pairs;
-pub use random::Random;
 pub use waiting::wait_until;

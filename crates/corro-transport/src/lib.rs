@@ -16,11 +16,12 @@
 //! | `shm` | ranks as processes of one host |
 //! | [`tcp`] | ranks on different hosts; with `tls` |
 //! | `handshake`, [`secret`] | how both ends of a connection prove that they belong to the job |
+//! | `bind` | where servers of a job listen: nowhere but at the interfaces that the user named
 //! | [`store`] | the rendezvous: a small authenticated key-value store |
 //! | [`messages`] | many processes of a job talking to one, by messages both ways |
-//! | [`door`] | connections of whoever comes to a process that serves data |
+//! | [`listener`] | connections of whoever comes to a process that serves data |
 //! | [`statements`] | how a rank tells whoever started it why it ends |
-//! | [`forks`] | whether this process was forked from the one that had joined |
+//! | [`forks`] | whether this process was forked from the one that had joined; what its children don't inherit |
 //! | `cores` | how many cores may be used, and so whether to spin |
 
 pub mod cores;
@@ -41,8 +42,9 @@ mod wait_limit;
 mod withdrawal;
 
 // network
-pub mod door;
+mod bind;
 pub mod handshake;
+pub mod listener;
 pub mod messages;
 pub mod nic;
 pub mod secret;
@@ -51,6 +53,7 @@ pub mod store;
 pub mod tcp;
 mod tls;
 
+pub use bind::Bind;
 pub use fabric::{Card, Channel, Fabric, Links, Rendezvous, Wires, host_name};
 pub use holder::hold;
 pub use link::{Incoming, Link, Outgoing};

@@ -19,14 +19,14 @@ use rustix::event::{PollFd, PollFlags};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::bind::{Bind, published};
 use crate::handshake::{Purpose, Serves};
-use crate::nic;
 use crate::secret::Secret;
 use crate::stream::{Broken, Stream};
 use crate::tcp::acceptor::Acceptor;
 use crate::tcp::dial::{self, Dialer};
 use crate::tcp::socket::{Socket, wait};
-use crate::tcp::{listen_at, ring, wake_fd};
+use crate::tcp::{ring, wake_fd};
 use crate::tls::TlsIdentity;
 
 /// How long a client may leave what it was told unread.
@@ -60,7 +60,7 @@ enum Order {
 /// A server that is open. Closed when dropped.
 pub struct MessageServer {
     name: &'static str,
-    address: SocketAddr,
+    addresses: Vec<SocketAddr>,
     wake: Arc<OwnedFd>,
     orders: Mutex<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
@@ -77,11 +77,21 @@ impl MessageServer {
         cap: usize,
         hear: impl FnMut(MessageEvent<T>) + Send + 'static,
     ) -> Result<Self> {
-        let failed = |e| Error::io(format!("opening {bind} for {name}"), e);
-        let listener = listen_at(bind).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        Self::open_at(name, &bind.into(), secret, tls, cap, hear)
+    }
+
+    /// As [`MessageServer::open`], at several addresses perhaps.
+    pub fn open_at<T: DeserializeOwned + 'static>(
+        name: &'static str,
+        bind: &Bind,
+        secret: &Secret,
+        tls: bool,
+        cap: usize,
+        hear: impl FnMut(MessageEvent<T>) + Send + 'static,
+    ) -> Result<Self> {
+        let (listeners, addresses) = bind.listen().map_err(|e| Error::io(format!("opening {bind} for {name}"), e))?;
         let tls = if tls { Some(Arc::new(TlsIdentity::new(secret)?)) } else { None };
-        let acceptor = Acceptor::new(vec![listener], Arc::new(secret.clone()), tls, Serves::Messages)?;
+        let acceptor = Acceptor::new(listeners, Arc::new(secret.clone()), tls, Serves::Messages)?;
         let wake = Arc::new(wake_fd()?);
         let (sender, orders) = channel();
         let serve = {
@@ -97,7 +107,7 @@ impl MessageServer {
             .name("corro-messages".into())
             .spawn(serve)
             .map_err(|e| Error::io(format!("starting the thread of {name}"), e))?;
-        Ok(Self { name, address, wake, orders: Mutex::new(sender), thread: Some(thread) })
+        Ok(Self { name, addresses, wake, orders: Mutex::new(sender), thread: Some(thread) })
     }
 
     /// Tells a client something. One that has gone hears nothing.
@@ -114,15 +124,12 @@ impl MessageServer {
 
     /// Where it listens. The address may be the unspecified one; see [`MessageServer::addresses`].
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.addresses[0]
     }
 
     /// Where clients can reach it, most promising first, loopback last.
     pub fn addresses(&self) -> Result<Vec<SocketAddr>> {
-        if !self.address.ip().is_unspecified() {
-            return Ok(vec![self.address]);
-        }
-        Ok(nic::with_port(&nic::addresses(None)?, self.address.port(), self.address.is_ipv6()))
+        published(&self.addresses)
     }
 
     fn order(&self, order: Order) {
@@ -144,7 +151,7 @@ impl Drop for MessageServer {
 
 impl std::fmt::Debug for MessageServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MessageServer").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("MessageServer").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }
 

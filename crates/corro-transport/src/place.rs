@@ -7,7 +7,7 @@
 mod launchers;
 mod meeting_file;
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,8 +16,10 @@ use corro_core::{Deadline, Error, Rank, Result, config};
 use launchers::Identity;
 
 use self::meeting_file::{AGAIN, MeetingPoint, ONE_TRY};
+use crate::bind::Bind;
 use crate::fabric::{Fabric, Rendezvous};
 use crate::holder::hold;
+use crate::nic;
 use crate::reminder::Reminder;
 use crate::secret::Secret;
 use crate::settings::Settings;
@@ -192,7 +194,7 @@ impl Fabric {
             }
             Meeting::Told { host, ports, secret } => {
                 let client = if rank == Rank::ZERO {
-                    serve_at_one_of(ports, secret, settings.tls, deadline)?
+                    serve_at_one_of(host, ports, secret, &settings, deadline)?
                 } else {
                     seek_rank_0(host, ports, secret, settings.tls, deadline)?
                 };
@@ -205,7 +207,9 @@ impl Fabric {
                     return join_and_wait(place, &secret, Numbered { client, time }, settings, deadline);
                 }
                 let secret = Secret::random()?;
-                let server = serve(*port, place.one_host, &secret, settings.tls)?;
+                let interfaces = settings.interfaces.as_deref().filter(|_| !place.one_host);
+                let bind = interfaces.map(|names| Bind::interfaces(names, *port)).transpose()?;
+                let server = serve(*port, place.one_host, bind.as_ref(), &secret, settings.tls)?;
                 // Removed again when everybody has come, or nobody will any more.
                 let _written = meeting_file::write(&path, &MeetingPoint::new(server.addresses()?, &secret))?;
                 let client = store::Client::connect(&here(server.address().port()), &secret, settings.tls, deadline)?;
@@ -275,17 +279,53 @@ fn not_found(host: &str, ports: &[u16], error: Error) -> Error {
 }
 
 /// Rank 0's own connection to the store that it serves at the first of these ports that is free.
-fn serve_at_one_of(ports: &[u16], secret: &Secret, tls: bool, deadline: Deadline) -> Result<store::Client> {
-    let port = serve_for_good(ports, secret, tls)?;
-    store::Client::connect(&here(port), secret, tls, deadline)
+fn serve_at_one_of(
+    host: &str,
+    ports: &[u16],
+    secret: &Secret,
+    settings: &Settings,
+    deadline: Deadline,
+) -> Result<store::Client> {
+    let ips = match &settings.interfaces {
+        Some(names) => where_they_come(names, host)?,
+        None => None,
+    };
+    let port = serve_for_good(ports, ips.as_deref(), secret, settings.tls)?;
+    store::Client::connect(&here(port), secret, settings.tls, deadline)
+}
+
+/// Where the others come who were told this host: at its own addresses by that name, and at the interfaces that the user named.
+/// `None`: at any, since it is not known by which address this host is called so.
+fn where_they_come(names: &[String], host: &str) -> Result<Option<Vec<IpAddr>>> {
+    let Bind::Each(mut all, _) = Bind::interfaces(names, 0)? else { return Ok(None) };
+    let own: Vec<IpAddr> = nic::addresses(None)?.into_iter().map(|nic| nic.address).collect();
+    let called = (host, 0).to_socket_addrs().map_or_else(|_| Vec::new(), Iterator::collect);
+    let called: Vec<IpAddr> =
+        called.iter().map(|at: &SocketAddr| at.ip().to_canonical()).filter(|ip| own.contains(ip)).collect();
+    if called.is_empty() {
+        return Ok(None);
+    }
+    all.extend(called);
+    all.sort_by_key(IpAddr::is_loopback);
+    let mut seen = Vec::new();
+    all.retain(|ip| {
+        !seen.contains(ip) && {
+            seen.push(*ip);
+            true
+        }
+    });
+    Ok(Some(all))
 }
 
 fn here(port: u16) -> Vec<SocketAddr> {
     vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port)), SocketAddr::from((Ipv6Addr::LOCALHOST, port))]
 }
 
-fn serve(port: u16, one_host: bool, secret: &Secret, tls: bool) -> Result<store::Server> {
+fn serve(port: u16, one_host: bool, bind: Option<&Bind>, secret: &Secret, tls: bool) -> Result<store::Server> {
     let limits = store::Limits::default();
+    if let Some(bind) = bind {
+        return store::Server::start_at(bind, secret, tls, limits);
+    }
     if one_host {
         return store::Server::start(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), secret, tls, limits);
     }
@@ -296,13 +336,16 @@ fn serve(port: u16, one_host: bool, secret: &Secret, tls: bool) -> Result<store:
 
 /// Serves at the first of these ports that is free, which it gives, until the process ends: a rank that joins anew may come to
 /// the store of the time before, and must find it there.
-fn serve_for_good(ports: &[u16], secret: &Secret, tls: bool) -> Result<u16> {
+fn serve_for_good(ports: &[u16], ips: Option<&[IpAddr]>, secret: &Secret, tls: bool) -> Result<u16> {
     static SERVED: Mutex<Vec<store::Server>> = Mutex::new(Vec::new());
     let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(before) = served.iter().map(|s| s.address().port()).find(|port| ports.contains(port)) {
         return Ok(before);
     }
-    let store = first_free(ports, |port| serve(port, false, secret, tls))?;
+    let store = first_free(ports, |port| {
+        let bind = ips.map(|ips| Bind::Each(ips.to_vec(), port));
+        serve(port, false, bind.as_ref(), secret, tls)
+    })?;
     let port = store.address().port();
     served.push(store);
     Ok(port)
@@ -392,10 +435,10 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         std::thread::spawn(move || {
-            let mut guests = Vec::new();
-            for mut guest in listener.incoming().flatten() {
-                let _ = guest.write_all(says);
-                guests.push(guest);
+            let mut others = Vec::new();
+            for mut other in listener.incoming().flatten() {
+                let _ = other.write_all(says);
+                others.push(other);
             }
         });
         port
@@ -418,8 +461,9 @@ mod tests {
                     let (ports, secret) = (ports.clone(), secret.clone());
                     std::thread::spawn(move || {
                         let deadline = Deadline::after(Duration::from_secs(20));
+                        let settings = Settings { tls, ..Settings::default() };
                         let client = if rank == Rank::ZERO {
-                            serve_at_one_of(&ports, &secret, tls, deadline).unwrap()
+                            serve_at_one_of("127.0.0.1", &ports, &secret, &settings, deadline).unwrap()
                         } else {
                             seek_rank_0("127.0.0.1", &ports, &secret, tls, deadline).unwrap()
                         };
@@ -434,6 +478,18 @@ mod tests {
     }
 
     #[test]
+    fn rank_0_serves_at_the_named_interfaces_and_where_it_was_said_to_be() {
+        let lo = ["lo".to_owned()];
+        let all = where_they_come(&lo, "127.0.0.1").unwrap().unwrap();
+        assert!(all.iter().all(IpAddr::is_loopback), "{all:?}");
+        // By which way this name leads here, nobody knows.
+        assert_eq!(where_they_come(&lo, "192.0.2.1").unwrap(), None);
+        let bind = Bind::interfaces(&lo, 0).unwrap();
+        let server = serve(0, false, Some(&bind), &Secret::random().unwrap(), false).unwrap();
+        assert!(server.addresses().unwrap().iter().all(|at| at.ip().is_loopback()), "{server:?}");
+    }
+
+    #[test]
     fn where_rank_0_is_not_it_is_said_what_is_there() {
         let (silent, talks, free) = (stranger(b""), stranger(GARBAGE), free_port());
         let (secret, deadline) = (Secret::random().unwrap(), Deadline::after(Duration::from_millis(400)));
@@ -445,7 +501,7 @@ mod tests {
             error.contains(&format!(":{talks}: ")) && error.contains(&format!(":{free}: nothing listens")),
             "{error}"
         );
-        let error = serve_for_good(&[silent, talks], &secret, false).unwrap_err().to_string();
+        let error = serve_for_good(&[silent, talks], None, &secret, false).unwrap_err().to_string();
         assert!(error.contains(&silent.to_string()) && error.contains(&talks.to_string()), "{error}");
         assert!(error.contains("set CORRO_RENDEZVOUS_PORT"), "{error}");
     }
@@ -484,7 +540,7 @@ mod tests {
                             .size();
                     }
                     let secret = Secret::random().unwrap();
-                    let server = serve(0, true, &secret, false).unwrap();
+                    let server = serve(0, true, None, &secret, false).unwrap();
                     let _written =
                         meeting_file::write(&path, &MeetingPoint::new(server.addresses().unwrap(), &secret)).unwrap();
                     let client =

@@ -1,7 +1,7 @@
 //! The one word every transport speaks: a non-blocking byte stream to one peer.
 //!
 //! A transport (`mem`, `shm`, `tcp`, `tls`) is a way to get such a stream; everything above is written once. Streams never
-//! wait: whoever drives them decides how to (see `exchange`), by spinning, or by sleeping in `poll` on [`Stream::fd`].
+//! wait: whoever drives them decides how to (see the executor of `corro-collectives`), by spinning, or by sleeping in `poll` on [`Stream::fd`].
 
 use std::os::fd::BorrowedFd;
 

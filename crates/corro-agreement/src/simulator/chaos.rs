@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use corro_core::random::Random;
 use corro_core::{DType, Rank, Shape};
 
-use super::{Random, Scenario, Step, allreduce};
+use super::{Scenario, Step, allreduce};
 use crate::coordinator::StallLimits;
 use crate::request::{Kind, Request};
 
@@ -56,7 +57,7 @@ struct Maker {
 
 /// A scenario from a seed, which ends like this.
 pub fn scenario(seed: u64, end: End) -> Scenario {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let ranks = if random.one_in(40) { 40 + random.below(60) } else { 1 + random.below(16) };
     let fan_out = *pick(&mut random, &[2, 2, 3, 32]);
     let per_host = 1 + random.below(6);
@@ -78,7 +79,7 @@ pub fn scenario(seed: u64, end: End) -> Scenario {
     scenario.rules.timeout = *pick(&mut random, &[seconds(60), seconds(20), Duration::ZERO]);
     let micros = Duration::from_micros;
     // By a die of its own, so that all else stays as it was.
-    scenario.rules.entry_cost = micros(*pick(&mut Random(!seed), &[0, 30, 500, 5000]));
+    scenario.rules.entry_cost = micros(*pick(&mut Random::new(!seed), &[0, 30, 500, 5000]));
     scenario.inside.1 = micros(*pick(&mut random, &[0, 5, 100, 2000]));
     scenario.between.1 = micros(*pick(&mut random, &[0, 50, 500, 5000]));
     scenario.lane = micros(*pick(&mut random, &[10, 300, 3000]));

@@ -2,10 +2,10 @@
 
 use corro_core::{Error, Rank};
 
-use super::world::{Checked, Place, Set, World};
+use super::world::{Checked, Set, SetMember, World};
 
 impl World<'_> {
-    pub(super) fn end(&mut self, place: Place, error: &Error) -> Checked {
+    pub(super) fn end(&mut self, place: SetMember, error: &Error) -> Checked {
         let (set, me) = place;
         if let Some((before, _)) = self.report.over[set].iter().flatten().next() {
             let dead = |e: &Error| matches!(e, Error::PeerLost { .. }) && self.scenario.deaths.len() > 1;
@@ -40,7 +40,7 @@ impl World<'_> {
     }
 
     /// With the set of all ranks, all end.
-    fn end_other_sets(&mut self, (_, me): Place, error: &Error) -> Checked {
+    fn end_other_sets(&mut self, (_, me): SetMember, error: &Error) -> Checked {
         let rank = self.sets[0].members[me];
         for other in 1..self.sets.len() {
             if let Ok(me) = self.sets[other].members.binary_search(&rank) {

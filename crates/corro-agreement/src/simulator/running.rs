@@ -5,12 +5,12 @@ use std::sync::Arc;
 use corro_core::Error;
 
 use super::lane::{Job, Nth, Task};
-use super::world::{Checked, Event, Place, Set, World};
+use super::world::{Checked, Event, Set, SetMember, World};
 use crate::matching::Agreed;
 
 impl World<'_> {
     /// A member is told to run these: takes its tickets for them.
-    pub(super) fn take(&mut self, place: Place, agreed: &[Arc<Agreed>], planned: bool) -> Checked<Job> {
+    pub(super) fn take(&mut self, place: SetMember, agreed: &[Arc<Agreed>], planned: bool) -> Checked<Job> {
         let member = self.member(place);
         let job = Job::new(agreed, &member.tickets, planned);
         for (name, _) in &job.tensors {
@@ -27,7 +27,7 @@ impl World<'_> {
     }
 
     /// Begins the next collective if there is one and the last is done.
-    pub(super) fn advance(&mut self, place: Place) -> Checked {
+    pub(super) fn advance(&mut self, place: SetMember) -> Checked {
         let now = self.now;
         let member = self.member(place);
         if member.lane.running.is_some() {
@@ -60,7 +60,7 @@ impl World<'_> {
         Ok(())
     }
 
-    pub(super) fn complete(&mut self, place: Place, at: Nth) -> Checked {
+    pub(super) fn complete(&mut self, place: SetMember, at: Nth) -> Checked {
         let now = self.now;
         let member = self.member(place);
         if member.lane.next != (at.0, at.1 + 1) {
@@ -81,7 +81,7 @@ impl World<'_> {
         self.speak(place)
     }
 
-    pub(super) fn withdraw(&mut self, place: Place) -> Checked {
+    pub(super) fn withdraw(&mut self, place: SetMember) -> Checked {
         let now = self.now;
         let Set { nodes, history, .. } = &mut self.sets[place.0];
         let size = nodes.len();
@@ -102,7 +102,7 @@ impl World<'_> {
     }
 
     /// A tensor is done with, on one member: the others must come to the same.
-    pub(super) fn resolve(&mut self, place: Place, name: &str, error: Option<&Error>) -> Checked {
+    pub(super) fn resolve(&mut self, place: SetMember, name: &str, error: Option<&Error>) -> Checked {
         let rank = self.member(place).rank;
         let Some(ticket) = self.member(place).tickets.remove(name) else {
             // It has joined, or takes part in a set without having asked for this.

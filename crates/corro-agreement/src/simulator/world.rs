@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use corro_core::random::Random;
 use corro_core::{Error, Rank};
 
 use super::lane::{History, Lane, Nth, Task, Ticket};
-use super::{Random, Report, Scenario, Step, Violation};
+use super::{Report, Scenario, Step, Violation};
 use crate::coordinator::Time;
 use crate::fusion;
 use crate::matching::Agreed;
@@ -25,19 +26,19 @@ const TRACE: usize = 300;
 pub(super) type Checked<T = ()> = Result<T, String>;
 
 /// A member of a set: the set, and its place there.
-pub(super) type Place = (usize, usize);
+pub(super) type SetMember = (usize, usize);
 
 #[derive(Debug)]
 pub(super) enum Event {
     Program(Rank),
     /// To this member, from that one.
-    FromChild(Place, usize, Vec<Up>),
-    FromParent(Place, usize, Arc<Vec<Decision>>),
-    Lost(Place, usize),
+    FromChild(SetMember, usize, Vec<Up>),
+    FromParent(SetMember, usize, Arc<Vec<Decision>>),
+    Lost(SetMember, usize),
     /// A node that was told something speaks.
-    Speak(Place),
-    Tick(Place),
-    Done(Place, Nth),
+    Speak(SetMember),
+    Tick(SetMember),
+    Done(SetMember, Nth),
     /// A program that has waited since it last did something, so many things ago, says so.
     Blocked(Rank, u64),
     Death(Rank),
@@ -122,7 +123,7 @@ impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, seed: u64, record: bool) -> Self {
         let mut world = Self {
             scenario,
-            random: Random(seed),
+            random: Random::new(seed),
             now: Time::ZERO,
             queue: BTreeMap::new(),
             serial: 0,
@@ -291,7 +292,7 @@ impl<'a> World<'a> {
     // Nodes.
 
     /// A node was told something: it speaks at once, or a little later.
-    pub(super) fn stir(&mut self, place: Place) -> Checked {
+    pub(super) fn stir(&mut self, place: SetMember) -> Checked {
         let rank = self.member(place).rank;
         if self.scenario.gather && self.programs[rank.index()].awake {
             return self.stir_later(place, Duration::ZERO);
@@ -303,7 +304,7 @@ impl<'a> World<'a> {
         self.stir_later(place, later)
     }
 
-    fn stir_later(&mut self, place: Place, later: Duration) -> Checked {
+    fn stir_later(&mut self, place: SetMember, later: Duration) -> Checked {
         if !std::mem::replace(&mut self.member(place).speaks, true) {
             self.after(later, Event::Speak(place));
         }
@@ -311,7 +312,7 @@ impl<'a> World<'a> {
     }
 
     /// A node says what it has to say and does what it has to do.
-    pub(super) fn speak(&mut self, place: Place) -> Checked {
+    pub(super) fn speak(&mut self, place: SetMember) -> Checked {
         let now = self.now;
         loop {
             let member = self.member(place);
@@ -336,7 +337,7 @@ impl<'a> World<'a> {
         self.go_on(rank)
     }
 
-    fn send(&mut self, (set, me): Place, up: Vec<Up>, down: Vec<Decision>) {
+    fn send(&mut self, (set, me): SetMember, up: Vec<Up>, down: Vec<Decision>) {
         let near = self.sets[set].nodes[me].node.neighbours().clone();
         if let Some(parent) = near.parent.filter(|_| !up.is_empty()) {
             self.deliver(set, me, parent, Event::FromChild((set, parent), me, up));
@@ -368,7 +369,7 @@ impl<'a> World<'a> {
         least + self.random.time(chance)
     }
 
-    fn act(&mut self, place: Place, action: Action) -> Checked {
+    fn act(&mut self, place: SetMember, action: Action) -> Checked {
         let now = self.now;
         let (set, me) = place;
         let rank = self.member(place).rank;
@@ -440,7 +441,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn all_joined(&mut self, place: Place, last: Rank) -> Checked {
+    fn all_joined(&mut self, place: SetMember, last: Rank) -> Checked {
         let now = self.now;
         let member = self.member(place);
         let rank = member.rank;
@@ -461,7 +462,7 @@ impl<'a> World<'a> {
     }
 
     /// What concerns all ranks is told to the set of all ranks.
-    fn in_first_set(&mut self, (set, me): Place, tell: impl FnOnce(&mut Node)) -> Checked {
+    fn in_first_set(&mut self, (set, me): SetMember, tell: impl FnOnce(&mut Node)) -> Checked {
         let rank = self.sets[set].members[me];
         let place = (0, self.place(0, rank));
         tell(&mut self.member(place).node);
@@ -470,7 +471,7 @@ impl<'a> World<'a> {
 
     // Small things.
 
-    pub(super) fn member(&mut self, (set, me): Place) -> &mut Member {
+    pub(super) fn member(&mut self, (set, me): SetMember) -> &mut Member {
         &mut self.sets[set].nodes[me]
     }
 

@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use corro_core::{Error, Result, config};
 use libloading::Library;
@@ -16,6 +16,9 @@ use corro_core::functions::{function_table, why};
 
 /// The name under which it is known to the system.
 const NAME: &str = "libnccl.so.2";
+
+/// Folders of frameworks that the program has told, see [`Nccl::also_look_in`].
+static TOLD: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 pub(super) const SUCCESS: c_int = 0;
 pub(super) const IN_PROGRESS: c_int = 7;
@@ -96,15 +99,23 @@ struct Opened {
 }
 
 impl Nccl {
+    /// From now on it is looked for in this folder too, by everyone in this process.
+    pub fn also_look_in(folder: PathBuf) {
+        let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+        if !told.contains(&folder) {
+            told.push(folder);
+        }
+    }
+
     /// Looks for it: where `CORRO_NCCL_LIBRARY` says, and there only; else in this process, where a framework may have loaded
-    /// it; in `folders` (a framework's own); where the system has it.
+    /// it; in `folders` and those that were told (a framework's own); where the system has it.
     ///
     /// # Errors
     /// It is nowhere, and the text says where it was looked for; or it is too old.
     pub fn open(folders: &[PathBuf]) -> Result<Self> {
         let wished = config::NCCL_LIBRARY.value().map(PathBuf::from);
         let mut tried = Vec::new();
-        for place in places(wished, folders) {
+        for place in places(wished, &with_those_told(folders)) {
             match place.open() {
                 Ok(library) => return Self::of(library, place.to_string()),
                 Err(error) => tried.push(format!("{place}: {}", why(&error))),
@@ -183,22 +194,27 @@ unsafe fn text(text: *const c_char) -> Option<String> {
 
 /// Where NCCL may be.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum LibraryPlace {
     File(PathBuf),
     Loaded,
     System,
 }
 
-/// Where to look, in this order.
-fn places(wished: Option<PathBuf>, folders: &[PathBuf]) -> Vec<Place> {
-    if let Some(file) = wished {
-        return vec![Place::File(file)];
-    }
-    let files = folders.iter().map(|folder| Place::File(folder.join(NAME)));
-    [Place::Loaded].into_iter().chain(files).chain([Place::System]).collect()
+fn with_those_told(folders: &[PathBuf]) -> Vec<PathBuf> {
+    let told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    folders.iter().chain(&*told).cloned().collect()
 }
 
-impl Place {
+/// Where to look, in this order.
+fn places(wished: Option<PathBuf>, folders: &[PathBuf]) -> Vec<LibraryPlace> {
+    if let Some(file) = wished {
+        return vec![LibraryPlace::File(file)];
+    }
+    let files = folders.iter().map(|folder| LibraryPlace::File(folder.join(NAME)));
+    [LibraryPlace::Loaded].into_iter().chain(files).chain([LibraryPlace::System]).collect()
+}
+
+impl LibraryPlace {
     fn open(&self) -> std::result::Result<Library, libloading::Error> {
         // SAFETY: NCCL's initialisers are made to be run in any process; one that is loaded already has run them.
         unsafe {
@@ -211,7 +227,7 @@ impl Place {
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for LibraryPlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::File(file) => write!(f, "{}", file.display()),
@@ -228,17 +244,29 @@ mod tests {
     #[test]
     fn what_the_user_names_is_taken_alone_and_the_system_comes_last() {
         let folders = ["/a".into(), "/b".into()];
-        assert_eq!(places(Some("/x/nccl.so".into()), &folders), [Place::File("/x/nccl.so".into())]);
+        assert_eq!(places(Some("/x/nccl.so".into()), &folders), [LibraryPlace::File("/x/nccl.so".into())]);
         let all: Vec<String> = places(None, &folders).iter().map(ToString::to_string).collect();
         assert_eq!(all, ["in this process", "/a/libnccl.so.2", "/b/libnccl.so.2", "the system's libnccl.so.2"]);
     }
 
     #[test]
+    fn folders_that_were_told_are_looked_at_by_everyone() {
+        Nccl::also_look_in("/corro-told".into());
+        Nccl::also_look_in("/corro-told".into());
+        let all = with_those_told(&["/a".into()]);
+        assert_eq!(all, [PathBuf::from("/a"), "/corro-told".into()]);
+        if let Err(error) = Nccl::open(&[]) {
+            let text = error.to_string();
+            assert!(text.contains("/corro-told/libnccl.so.2"), "{text}");
+        }
+    }
+
+    #[test]
     fn a_library_that_is_not_loaded_is_not_loaded_for_that() {
-        if let Err(why) = Place::Loaded.open() {
+        if let Err(why) = LibraryPlace::Loaded.open() {
             assert!(!why.to_string().is_empty());
         }
-        assert!(Place::File("/corro-no-such-folder/libnccl.so.2".into()).open().is_err());
+        assert!(LibraryPlace::File("/corro-no-such-folder/libnccl.so.2".into()).open().is_err());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use corro_agreement::node::Gear;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::hand_over::{Ears, HandOver, Work};
+use super::hand_over::{HandOver, ListenState, Work};
 use super::lane::Lane;
 use super::process_set::ProcessSet;
 use super::running::Done;
@@ -167,8 +167,8 @@ impl Work for ProcessSet {
     type Job = Running;
     type Done = Done;
 
-    fn ears(st: &mut State) -> &mut Ears {
-        &mut st.ears
+    fn listening(st: &mut State) -> &mut ListenState {
+        &mut st.listening
     }
 
     fn has_job(&self, st: &State) -> bool {

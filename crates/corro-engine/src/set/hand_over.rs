@@ -22,7 +22,7 @@ pub(super) trait Work: Sized {
     /// A job that has run, with what came of it.
     type Done;
 
-    fn ears(st: &mut Self::State) -> &mut Ears;
+    fn listening(st: &mut Self::State) -> &mut ListenState;
 
     fn has_job(&self, st: &Self::State) -> bool;
 
@@ -55,7 +55,7 @@ pub(super) trait Work: Sized {
 }
 
 /// Who hears what neighbours say; part of the state.
-pub(super) struct Ears {
+pub(super) struct ListenState {
     /// Drivers that listen by themselves.
     listeners: usize,
     /// Whether neighbours ring when they say something.
@@ -64,7 +64,7 @@ pub(super) struct Ears {
     watcher_up: bool,
 }
 
-impl Default for Ears {
+impl Default for ListenState {
     /// The watcher is about to start.
     fn default() -> Self {
         Self { listeners: 0, armed: false, watcher_up: true }
@@ -172,7 +172,7 @@ impl<W: Work> HandOver<W> {
     fn listen(&self, work: &W, listening: &mut bool) -> bool {
         self.with_state(work, |st| {
             if !std::mem::replace(listening, true) {
-                W::ears(st).listeners += 1;
+                W::listening(st).listeners += 1;
                 Self::disarm(work, st);
             }
             work.turn(st)
@@ -181,9 +181,9 @@ impl<W: Work> HandOver<W> {
 
     /// A driver leaves, or goes on to something that takes time: if nobody else listens, neighbours are to ring.
     fn stop_listening(work: &W, st: &mut W::State) {
-        let ears = W::ears(st);
-        ears.listeners -= 1;
-        if ears.listeners == 0 && !ears.armed {
+        let listening = W::listening(st);
+        listening.listeners -= 1;
+        if listening.listeners == 0 && !listening.armed {
             Self::arm(work, st);
         }
     }
@@ -191,12 +191,12 @@ impl<W: Work> HandOver<W> {
     /// From now on neighbours ring; what they said before is heard now.
     fn arm(work: &W, st: &mut W::State) {
         work.arm(st);
-        W::ears(st).armed = true;
+        W::listening(st).armed = true;
         work.turn(st);
     }
 
     fn disarm(work: &W, st: &mut W::State) {
-        if std::mem::take(&mut W::ears(st).armed) {
+        if std::mem::take(&mut W::listening(st).armed) {
             work.disarm(st);
         }
     }
@@ -236,7 +236,7 @@ impl<W: Work> HandOver<W> {
 
     /// There is something to be said, and the caller does not say it.
     pub(super) fn wake_watcher(work: &W, st: &mut W::State) {
-        if !std::mem::replace(&mut W::ears(st).watcher_up, true) {
+        if !std::mem::replace(&mut W::listening(st).watcher_up, true) {
             work.ring();
         }
     }
@@ -270,13 +270,13 @@ impl<W: Work> HandOver<W> {
         self.with_state(work, |st| {
             Self::disarm(work, st);
             let held_back = hear(st);
-            if W::ears(st).listeners == 0 && held_back.is_none() {
+            if W::listening(st).listeners == 0 && held_back.is_none() {
                 Self::arm(work, st);
             }
             if self.is_undriven() && work.has_job(st) {
                 self.runner.notify_one();
             }
-            W::ears(st).watcher_up = false;
+            W::listening(st).watcher_up = false;
             before_sleep(st, held_back)
         })
     }

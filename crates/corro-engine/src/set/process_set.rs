@@ -24,7 +24,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use smallvec::SmallVec;
 
 use super::entries::Entries;
-use super::hand_over::{Ears, HandOver};
+use super::hand_over::{HandOver, ListenState};
 use super::lane::group_id;
 use super::parking::Parking;
 use super::state::{After, State};
@@ -86,7 +86,7 @@ impl ProcessSet {
             doomed: Vec::new(),
             withdrawal: withdrawal.clone(),
             over: None,
-            ears: Ears::default(),
+            listening: ListenState::default(),
             unsaid: None,
             closing: None,
             waiting: None,

@@ -14,7 +14,7 @@ use corro_transport::Withdrawal;
 use smallvec::SmallVec;
 
 use super::entries::{Ended, Entries};
-use super::hand_over::Ears;
+use super::hand_over::ListenState;
 use super::parking::Parking;
 use super::wires::{Heard, Traffic, Wires};
 use crate::promise::Promise;
@@ -62,7 +62,7 @@ pub(super) struct State {
     /// Of the lane in use.
     pub(super) withdrawal: Withdrawal,
     pub(super) over: Option<Error>,
-    pub(super) ears: Ears,
+    pub(super) listening: ListenState,
     /// When the first tensor was submitted of which the others were not told.
     pub(super) unsaid: Option<Duration>,
     pub(super) closing: Option<Instant>,

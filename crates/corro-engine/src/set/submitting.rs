@@ -188,8 +188,7 @@ impl ProcessSet {
         match submission.gpu_memory().filter(|_| !self.core.options.planes.takes_device_memory()) {
             None => Ok(()),
             Some(memory) => Err(Error::Usage(format!(
-                "tensor {} lies in the memory of GPU {}, which this engine has nothing to move it by: give it a copy in host \
-                 memory",
+                "tensor {} is in the memory of GPU {}: this engine can't move GPU memory; pass a host copy",
                 submission.name,
                 memory.device()
             ))),

@@ -131,8 +131,8 @@ pub struct Change {
     pub finished: bool,
 }
 
-/// A place in the space: a level of each knob.
-type Place = [usize; 3];
+/// A point in the space: a level of each knob.
+type Point = [usize; 3];
 
 /// The values each knob may take, ascending; one value for a knob that is held.
 #[derive(Debug)]
@@ -156,27 +156,27 @@ impl Space {
         }
     }
 
-    fn sizes(&self) -> Place {
+    fn sizes(&self) -> Point {
         [self.fusion.len(), self.pieces.len(), self.crossover.len()]
     }
 
-    fn places(&self) -> impl Iterator<Item = Place> {
+    fn places(&self) -> impl Iterator<Item = Point> {
         let [fusion, pieces, crossover] = self.sizes();
         (0..fusion).flat_map(move |f| (0..pieces).flat_map(move |p| (0..crossover).map(move |c| [f, p, c])))
     }
 
-    fn at(&self, place: Place) -> Parameters {
+    fn at(&self, place: Point) -> Parameters {
         let [f, p, c] = place;
         let (fusion_threshold, pieces, crossover) = (self.fusion[f], self.pieces[p], self.crossover[c]);
         Parameters { fusion_threshold, pieces, crossover, ..self.rest }
     }
 
     /// As the Gaussian process wants it: each knob in 0..1. One that is held is the same everywhere, so it says nothing.
-    fn coordinates(&self, place: Place) -> Vec<f64> {
+    fn coordinates(&self, place: Point) -> Vec<f64> {
         place.iter().zip(self.sizes()).map(|(level, size)| *level as f64 / (size - 1).max(1) as f64).collect()
     }
 
-    fn nearest(&self, shares: [f64; 3]) -> Place {
+    fn nearest(&self, shares: [f64; 3]) -> Point {
         let sizes = self.sizes();
         std::array::from_fn(|knob| (shares[knob] * (sizes[knob] - 1) as f64).round() as usize)
     }
@@ -194,7 +194,7 @@ fn levels<T: Ord + Copy>(start: T, held: bool, values: impl Iterator<Item = T>) 
 /// A place and how fast it was, in bytes per microsecond.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
-    place: Place,
+    place: Point,
     score: f64,
 }
 
@@ -204,7 +204,7 @@ pub struct Tuner {
     options: Options,
     space: Space,
     /// Where the knobs stand.
-    place: Place,
+    place: Point,
     /// When the sample began; `None`: with the next batch.
     began: Option<Duration>,
     bytes: u64,
@@ -330,8 +330,8 @@ impl Tuner {
     }
 
     /// Where to look next, and why; `None` if every place was tried.
-    fn next(&self) -> Option<(Place, &'static str)> {
-        let untried = |place: &Place| self.trials.iter().all(|t| t.place != *place);
+    fn next(&self) -> Option<(Point, &'static str)> {
+        let untried = |place: &Point| self.trials.iter().all(|t| t.place != *place);
         // The first trial was the start.
         if let Some(shares) = SPREAD.get(self.trials.len() - 1) {
             let place = self.space.nearest(*shares);
@@ -339,7 +339,7 @@ impl Tuner {
                 return Some((place, "to see more of the range"));
             }
         }
-        let places: Vec<Place> = self.space.places().filter(untried).collect();
+        let places: Vec<Point> = self.space.places().filter(untried).collect();
         let samples = self.trials.iter().map(|t| Sample { at: self.space.coordinates(t.place), score: t.score });
         let coordinates: Vec<_> = places.iter().map(|p| self.space.coordinates(*p)).collect();
         let fit = GaussianProcess::fit(samples.collect(), self.options.noise);

@@ -301,12 +301,21 @@ impl<W: Write + Seek> TraceFile<W> {
         let written = self.out.write_all(&self.waiting);
         self.waiting.clear();
         if written.is_err() {
-            // A full disk: the bytes of the old end are still there, so it can be put back. If not, nothing can help.
-            let _ = self.out.seek(SeekFrom::Start(self.at)).and_then(|_| self.out.write_all(END));
+            let _ = self.put_the_end_back();
             return written;
         }
         self.at = next;
         Ok(())
+    }
+
+    /// After a write that failed, as on a full disk: the bytes of the old end are still there, and so may be those that went
+    /// before it was full. They become the end again, and blanks. If that fails, too, nothing can help.
+    fn put_the_end_back(&mut self) -> io::Result<()> {
+        let length = self.out.seek(SeekFrom::End(0))?.saturating_sub(self.at) as usize;
+        let mut end = END.to_vec();
+        end.resize(length.max(END.len()), b' ');
+        self.out.seek(SeekFrom::Start(self.at))?;
+        self.out.write_all(&end)
     }
 }
 
@@ -435,6 +444,48 @@ mod tests {
     impl Drop for Folder {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// A disk with room for so many bytes. What fits of a write is written before it is full, as by a real one.
+    struct Disk {
+        bytes: Cursor<Vec<u8>>,
+        room: usize,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let left = self.room - self.bytes.position() as usize;
+            if left == 0 && !bytes.is_empty() {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.bytes.write(&bytes[..bytes.len().min(left)])
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Seek for Disk {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.bytes.seek(to)
+        }
+    }
+
+    /// Whatever of the event that was too much went to the disk, the file stays readable, with all events before it.
+    #[test]
+    fn a_disk_that_fills_midway_leaves_a_complete_file() {
+        for room in 100..200 {
+            let disk = Disk { bytes: Cursor::new(Vec::new()), room };
+            let mut file = TraceFile::new(disk, 1 << 20).unwrap();
+            let mut write = |n: u64| file.append(n, &format!(r#"{{"n":{n}}}"#)).and_then(|()| file.flush());
+            let written = (0..100).take_while(|n| write(*n).is_ok()).count();
+            assert!(written > 0, "room for {room}");
+            assert_eq!(write(written as u64).unwrap_err().kind(), io::ErrorKind::StorageFull, "room for {room}");
+            let numbers: Vec<u64> =
+                parsed(file.out.bytes.get_ref()).iter().map(|event| event["n"].as_u64().unwrap()).collect();
+            assert_eq!(numbers, (0..written as u64).collect::<Vec<_>>(), "room for {room}");
         }
     }
 

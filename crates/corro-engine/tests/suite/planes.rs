@@ -5,14 +5,10 @@ use std::time::Duration;
 use corro_core::{DType, Deadline, Error, ReduceOp, Shape};
 use corro_engine::metrics::Count;
 use corro_engine::{Device, Engine, Options, Submission, Watching};
+use corro_planes::testing::{FakeRow, read, table, upload};
 use corro_testing::Folder;
 
 use crate::support::{on_hosts, on_ranks};
-use fake::{FakeRow, read, table, upload};
-
-#[path = "../../../corro-planes/tests/suite/support/fake.rs"]
-#[allow(dead_code, reason = "a part is enough here")]
-mod fake;
 
 fn sum(name: &str, data: corro_engine::Memory) -> Submission {
     let shape = Shape(vec![data.len()]);
@@ -123,10 +119,10 @@ fn what_a_plan_is_left_in_runs_again() {
 fn an_engine_without_planes_for_it_refuses_device_memory() {
     on_ranks(2, |engine| {
         let text = engine.submit(sum("x", upload(&[1]))).unwrap_err().to_string();
-        assert!(text.contains("tensor x lies in the memory of GPU 0"), "{text}");
+        assert!(text.contains("tensor x is in the memory of GPU 0"), "{text}");
         let mislabelled = Submission { device: Device::Cpu, ..sum("x", upload(&[1])) };
         let text = engine.submit(mislabelled).unwrap_err().to_string();
-        assert!(text.contains("is said to live on the host"), "{text}");
+        assert!(text.contains("was submitted as a tensor of the host"), "{text}");
         // In host memory it may say that it is a GPU's, as ever.
         let output = engine.run(sum("x", vec![1].into())).unwrap();
         assert_eq!(output.into_bytes().unwrap(), [2]);

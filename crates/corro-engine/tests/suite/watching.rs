@@ -1,12 +1,13 @@
 //! What is written down about a job: timeline, trace, metrics, flight recorder, the tuner's log.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::support::{numbers, on_hosts, on_ranks, sum};
 use corro_core::Rank;
 use corro_engine::metrics::Count;
-use corro_engine::{GLOBAL, Options, Tuning, Watching, autotune, trace};
-use corro_testing::Folder;
+use corro_engine::{GLOBAL, Options, StallLimits, Tuning, Watching, autotune, trace};
+use corro_testing::{Folder, wait_until};
 use serde_json::Value;
 
 fn events(path: &Path) -> Vec<Value> {
@@ -89,6 +90,32 @@ fn metrics_count_what_happens() {
         let record = engine.flight_record();
         assert!(record.contains('x') && record.lines().count() > 40, "{record}");
     });
+}
+
+/// Which is what tells, when all is over, who did what last.
+#[test]
+fn a_job_that_fails_leaves_the_record_of_every_rank() {
+    let folder = Folder::new("records");
+    let watching = Watching { records: Some(folder.path().into()), ..Watching::default() };
+    let stalls = StallLimits { warn: Duration::from_millis(100), shutdown: Duration::from_millis(300) };
+    let options = move || Options { watching: watching.clone(), stalls, ..Options::default() };
+    on_hosts(&[0, 0], options, |engine| {
+        engine.run(sum("first", &[1.0])).unwrap();
+        // Rank 1 does not come, and is lost after a while.
+        if engine.rank() == Rank::ZERO {
+            engine.run(sum("last", &[1.0])).unwrap_err();
+        }
+        wait_until("the job is over", Duration::from_secs(20), || engine.over().is_some());
+    });
+    let records = || {
+        let files = std::fs::read_dir(folder.path()).unwrap().flatten();
+        files.map(|file| (file.file_name().into_string().unwrap(), std::fs::read_to_string(file.path()).unwrap()))
+    };
+    for rank in 0..2 {
+        wait_until("its record is written", Duration::from_secs(20), || {
+            records().any(|(name, text)| name.contains(&format!("-rank{rank}-")) && text.contains("first"))
+        });
+    }
 }
 
 #[test]

@@ -14,14 +14,14 @@ impl World {
         if living.is_empty() {
             return;
         }
-        let victim = living[self.random.below(living.len() as u64) as usize];
+        let victim = living[self.random.below_u64(living.len() as u64) as usize];
         let host = self.processes[&victim].host.clone();
-        match self.random.below(9) {
+        match self.random.below_u64(9) {
             0..=2 => self.kill(victim, 137),
             3 => self.kill(victim, 1),
             4 => {
                 let count = self.random.between(1, living.len() as u64);
-                let from = self.random.below(living.len() as u64);
+                let from = self.random.below_u64(living.len() as u64);
                 for at in 0..count {
                     let id = living[((from + at) % living.len() as u64) as usize];
                     self.kill(id, 137);

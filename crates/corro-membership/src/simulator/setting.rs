@@ -2,41 +2,10 @@
 
 use std::time::Duration;
 
+use corro_core::random::Random;
+
 use crate::fleet::HostSlots;
 use crate::machine::Rules;
-
-/// Numbers that look random, and are the same for the same seed.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        let mut random = Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-        // Seeds that differ little begin alike.
-        for _ in 0..4 {
-            random.next();
-        }
-        random
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
-    }
-
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end.max(1)
-    }
-
-    pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
-        low + self.below(high - low + 1)
-    }
-
-    pub(super) fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// A job before it begins.
 pub(super) struct Setting {
@@ -53,7 +22,7 @@ impl Setting {
         let supply = !random.one_in(4);
         let hosts = draw_hosts(random);
         let rules = draw_rules(random, &hosts, supply, seed);
-        let faults = random.below(9);
+        let faults = random.below_u64(9);
         let steps = random.between(20, 400);
         Self { hosts, rules, faults, steps }
     }
@@ -69,7 +38,7 @@ fn draw_rules(random: &mut Random, hosts: &[HostSlots], supply: bool, seed: u64)
     let slots: usize = hosts.iter().map(|h| h.slots).sum();
     let start = random.between(1, slots as u64) as usize;
     let min = random.between(1, start as u64) as usize;
-    let max = if random.one_in(2) { usize::MAX } else { start + random.below(3) as usize };
+    let max = if random.one_in(2) { usize::MAX } else { start + random.below_u64(3) as usize };
     let cooldown = random.one_in(2).then_some((Duration::from_secs(2), Duration::from_secs(20)));
     Rules {
         start,
@@ -84,7 +53,7 @@ fn draw_rules(random: &mut Random, hosts: &[HostSlots], supply: bool, seed: u64)
         suspect_time: Duration::from_secs(3),
         reconnect_time: Duration::from_secs(5),
         gather: Duration::from_secs(2),
-        reset_limit: (supply && random.one_in(10)).then(|| random.below(6)),
+        reset_limit: (supply && random.one_in(10)).then(|| random.below_u64(6)),
         cooldown: cooldown.filter(|_| supply),
         first_epoch: 1,
         seed,

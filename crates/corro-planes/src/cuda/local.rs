@@ -16,13 +16,13 @@ use crate::tensor::{Output, Tensor};
 
 /// One tensor. Where its memory lies on another GPU of this process, something on our own stands in for it.
 pub(super) struct Local {
-    input: Option<Place>,
-    output: Place,
+    input: Option<LocalMemory>,
+    output: LocalMemory,
     /// It has joined, and brings nothing: zeros.
     zeros: bool,
 }
 
-struct Place {
+struct LocalMemory {
     memory: DeviceMemory,
     /// What it stands in for.
     instead_of: Option<DeviceMemory>,
@@ -34,7 +34,7 @@ impl Local {
         let zeros = tensor.input.is_none() && matches!(tensor.output, Output::None);
         let on_gpu = |memory: &Memory| memory.device().map(drop).ok_or_else(|| elsewhere(agreed));
         tensor.allocate(&plan.shape, agreed.dtype, on_gpu, |bytes| own.take(bytes).map(Memory::from))?;
-        let place = |memory: &Memory| Place::new(own, memory.device().ok_or_else(|| elsewhere(agreed))?);
+        let place = |memory: &Memory| LocalMemory::new(own, memory.device().ok_or_else(|| elsewhere(agreed))?);
         let input = tensor.input.as_ref().map(place).transpose()?;
         Ok(Self { input, output: place(tensor.place()?)?, zeros })
     }
@@ -92,12 +92,13 @@ impl Local {
 
     /// What must not go before the stream is done.
     pub(super) fn keepers(&self) -> impl Iterator<Item = Arc<dyn Any + Send + Sync>> {
-        let of = |place: &Place| [Some(place.memory.keeper()), place.instead_of.as_ref().map(DeviceMemory::keeper)];
+        let of =
+            |place: &LocalMemory| [Some(place.memory.keeper()), place.instead_of.as_ref().map(DeviceMemory::keeper)];
         self.input.iter().chain([&self.output]).flat_map(of).flatten()
     }
 }
 
-impl Place {
+impl LocalMemory {
     fn new(own: &OwnMemory, memory: &DeviceMemory) -> Result<Self> {
         if memory.device() == own.device().ordinal() {
             return Ok(Self { memory: memory.again(), instead_of: None });

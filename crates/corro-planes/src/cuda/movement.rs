@@ -126,13 +126,13 @@ fn alltoall(agreed: &Agreed, members: usize, me: usize) -> Result<Plan> {
 
 #[cfg(test)]
 mod tests {
-    use corro_agreement::request::Place;
+    use corro_agreement::request::MemoryPlace;
     use corro_core::DType;
 
     use super::*;
 
     fn agreed(kind: Kind, shapes: Vec<Shape>, splits: Vec<Vec<usize>>) -> Agreed {
-        Agreed { name: "x".into(), kind, dtype: DType::F32, shapes, splits, place: Place::Gpu, group: None }
+        Agreed { name: "x".into(), kind, dtype: DType::F32, shapes, splits, place: MemoryPlace::Gpu, group: None }
     }
 
     #[test]

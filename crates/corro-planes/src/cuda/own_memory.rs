@@ -1,7 +1,7 @@
 //! Memory of a GPU that a plane makes itself: for results whose size nobody knew, and for what stands in for other memory.
 
 use corro_core::Result;
-use corro_cuda::{Allocation, Device, DeviceMemory, Shelf};
+use corro_cuda::{Allocation, BlockPool, Device, DeviceMemory};
 
 /// So much stays for the next batches.
 const KEPT: usize = 256 << 20;
@@ -9,12 +9,12 @@ const KEPT: usize = 256 << 20;
 /// See the module.
 pub(super) struct OwnMemory {
     device: Device,
-    shelf: Shelf<Allocation>,
+    pool: BlockPool<Allocation>,
 }
 
 impl OwnMemory {
     pub(super) fn new(device: &Device) -> Self {
-        Self { device: device.clone(), shelf: Shelf::new(KEPT) }
+        Self { device: device.clone(), pool: BlockPool::new(KEPT) }
     }
 
     /// The GPU it lies on.
@@ -24,7 +24,7 @@ impl OwnMemory {
 
     /// So many bytes, with anything in them.
     pub(super) fn take(&self, bytes: usize) -> Result<DeviceMemory> {
-        let lease = self.shelf.take(bytes, |bytes| Allocation::new(&self.device, bytes))?;
+        let lease = self.pool.take(bytes, |bytes| Allocation::new(&self.device, bytes))?;
         DeviceMemory::own(lease, bytes)
     }
 }

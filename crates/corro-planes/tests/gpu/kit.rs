@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use corro_agreement::request::Place;
+use corro_agreement::request::MemoryPlace;
 use corro_collectives::Group;
-use corro_cuda::{Allocation, Device, Pinned, Shelf, Stream, driver};
+use corro_cuda::{Allocation, BlockPool, Device, Pinned, Stream, driver};
 use corro_planes::{CudaIpc, CudaStaging, DeviceMemory, Facts, Host, Memory, Plane, Row, Wanted, exchange, nccl_rows};
 use corro_testing::job;
 use corro_transport::Fabric;
@@ -57,12 +57,12 @@ impl Kit for OnGpu {
         &mut *self.plane
     }
 
-    fn place(&self) -> Place {
-        Place::Gpu
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Gpu
     }
 
     fn make(&self, bytes: &[u8]) -> Memory {
-        let lease = Shelf::new(0).take(bytes.len(), |bytes| Allocation::new(&self.device, bytes)).unwrap();
+        let lease = BlockPool::new(0).take(bytes.len(), |bytes| Allocation::new(&self.device, bytes)).unwrap();
         let memory = DeviceMemory::own(lease, bytes.len()).unwrap();
         let mut pinned = Pinned::new(&self.device, bytes.len()).unwrap();
         pinned.bytes_mut().copy_from_slice(bytes);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use corro_agreement::request::Place;
+use corro_agreement::request::MemoryPlace;
 use corro_collectives::Group;
 use corro_core::{DType, Deadline, ReduceOp};
 use corro_planes::{Done, Output, Tensor};
@@ -26,7 +26,7 @@ fn goes_on(plane: &str, size: usize, near: usize) {
 
 /// Runs one batch, and gives when the device is done.
 fn run(kit: &mut OnGpu, group: &mut Group) -> Arc<dyn Done> {
-    let agreed = [agreed(allreduce(ReduceOp::Sum), DType::F32, &[1000], Place::Gpu)];
+    let agreed = [agreed(allreduce(ReduceOp::Sum), DType::F32, &[1000], MemoryPlace::Gpu)];
     let mut tensors = [Tensor::new(None, Output::InPlace(kit.make(&[0; 4000])))];
     let members = world(group.size());
     let outcome = kit.plane().run(group, &members, &agreed, &mut tensors, false).unwrap().remove(0).unwrap();

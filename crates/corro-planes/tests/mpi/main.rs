@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use corro_agreement::request::Place;
+use corro_agreement::request::MemoryPlace;
 use corro_collectives::Group;
 use corro_planes::{Facts, Memory, MpiRow, Plane, Row, Wanted, exchange};
 use corro_testing::{Folder, skip};
@@ -44,8 +44,8 @@ impl Kit for OnMpi {
         &mut *self.plane
     }
 
-    fn place(&self) -> Place {
-        Place::Host
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Host
     }
 
     fn make(&self, bytes: &[u8]) -> Memory {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use corro_agreement::request::Place;
+use corro_agreement::request::MemoryPlace;
 use corro_collectives::{Collective, Group};
 use corro_core::{DType, Error, GroupId, Rank, ReduceOp, Result};
+use corro_planes::testing::{FakeRow, read, table, upload};
 use corro_planes::{Choice, Facts, HOST, Output, Planes, Releases, Row, Tensor, Wanted, choose};
 use corro_transport::{Fabric, Settings};
 
-use crate::support::fake::{FakeRow, read, table, upload};
 use crate::support::{agreed, allreduce, on_groups, world};
 
 const WANTED: Wanted = Wanted { collective: Collective::Allreduce, op: Some(ReduceOp::Sum), dtype: DType::F32 };
@@ -85,7 +85,7 @@ fn a_plane_that_was_asked_for_serves_or_is_an_error() {
 fn sum(
     planes: &mut Planes,
     group: &mut Group,
-    place: Place,
+    place: MemoryPlace,
     tensor: Tensor,
 ) -> Result<(&'static str, Option<Vec<u8>>)> {
     let (members, agreed) = (world(group.size()), [agreed(allreduce(ReduceOp::Sum), DType::U8, &[4], place)]);
@@ -115,12 +115,12 @@ fn all_members_choose_the_same_though_they_differ() {
         let described = Arc::clone(&third.described);
         let mut planes = Planes::new(table(vec![first, second, third]), format!("host{me}"), Releases::default());
         // Tensors of the host ask nobody anything.
-        assert_eq!(sum(&mut planes, group, Place::Host, on_host()).unwrap(), (HOST, Some(vec![3; 4])));
+        assert_eq!(sum(&mut planes, group, MemoryPlace::Host, on_host()).unwrap(), (HOST, Some(vec![3; 4])));
         // Nor do tensors of which some rank has made a copy.
         let copied = if me == 0 { (HOST, on_host()) } else { ("staged", on_device()) };
-        assert_eq!(sum(&mut planes, group, Place::Copied, copied.1).unwrap(), (copied.0, Some(vec![3; 4])));
+        assert_eq!(sum(&mut planes, group, MemoryPlace::Copied, copied.1).unwrap(), (copied.0, Some(vec![3; 4])));
         assert_eq!(described.load(Ordering::Relaxed), 0);
-        let names = [(), ()].map(|()| sum(&mut planes, group, Place::Gpu, on_device()).unwrap());
+        let names = [(), ()].map(|()| sum(&mut planes, group, MemoryPlace::Gpu, on_device()).unwrap());
         // They have told each other once.
         assert_eq!(described.load(Ordering::Relaxed), 1);
         names
@@ -136,7 +136,7 @@ fn where_no_plane_serves_tensors_go_through_the_host() {
         let rows = if me == 2 { vec![] } else { vec![FakeRow::new("far")] };
         let mut planes = Planes::new(table(rows), "here".into(), Releases::default());
         let mine = if me == 2 { Tensor::default() } else { on_device() };
-        sum(&mut planes, group, Place::Gpu, mine).unwrap()
+        sum(&mut planes, group, MemoryPlace::Gpu, mine).unwrap()
     });
     assert!(names.iter().all(|served| *served == ("staged", Some(vec![2; 4]))), "{names:?}");
 }
@@ -146,7 +146,7 @@ fn ranks_that_ask_for_different_planes_all_learn_it() {
     let texts = on_groups(&[0, 0], |group| {
         let wish = (group.rank() == 1).then(|| "far".to_owned());
         let mut planes = Planes::new(table(vec![FakeRow::new("far")]).forced(wish), "here".into(), Releases::default());
-        sum(&mut planes, group, Place::Gpu, on_device()).unwrap_err().to_string()
+        sum(&mut planes, group, MemoryPlace::Gpu, on_device()).unwrap_err().to_string()
     });
     assert!(texts[0].contains("rank 0 for none, rank 1 for \"far\""), "{texts:?}");
     assert_eq!(texts[0], texts[1]);
@@ -166,7 +166,7 @@ fn a_peer_that_is_lost_is_named_in_every_phase() {
                     let mut group = Group::open(&fabric, GroupId(7), &members).unwrap();
                     group.barrier().unwrap();
                     let mut planes = Planes::new(table(vec![FakeRow::new("far")]), "here".into(), Releases::default());
-                    let agreed = [agreed(allreduce(ReduceOp::Sum), DType::U8, &[4], Place::Gpu)];
+                    let agreed = [agreed(allreduce(ReduceOp::Sum), DType::U8, &[4], MemoryPlace::Gpu)];
                     let mut tensors = [on_device()];
                     if me == Rank::new(2) {
                         match phase {

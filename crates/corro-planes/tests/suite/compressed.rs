@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use corro_agreement::matching::Agreed;
-use corro_agreement::request::{Kind, Place};
+use corro_agreement::request::{Kind, MemoryPlace};
 use corro_collectives::Group;
 use corro_core::{DType, Error, ReduceOp, Shape};
 use corro_planes::{Host, Ledgers, Memory, Output, Plane, Tensor};
@@ -18,7 +18,7 @@ fn agreed(index: usize, dtype: DType, text: &str, op: ReduceOp) -> Arc<Agreed> {
     let kind = Kind::Allreduce { op, prescale: one, postscale: one, compression: Some(text.parse().unwrap()) };
     let shapes = vec![Shape(SHAPES[index].to_vec())];
     let name = format!("t{index}");
-    Arc::new(Agreed { name, kind, dtype, shapes, splits: vec![], place: Place::Host, group: None })
+    Arc::new(Agreed { name, kind, dtype, shapes, splits: vec![], place: MemoryPlace::Host, group: None })
 }
 
 fn brought(rank: usize, step: usize, index: usize) -> Vec<f32> {

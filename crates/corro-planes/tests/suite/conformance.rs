@@ -1,10 +1,10 @@
 //! Every plane does what [`cases`](crate::support::cases) say.
 
-use corro_agreement::request::Place;
+use corro_agreement::request::MemoryPlace;
+use corro_planes::testing::{Fake, read, upload};
 use corro_planes::{Host, Memory, Plane};
 
 use crate::support::cases::{Kit, every_case, large_cases};
-use crate::support::fake::{Fake, read, upload};
 use crate::support::on_groups;
 
 /// The plane of the host.
@@ -15,8 +15,8 @@ impl Kit for OnHost {
         &mut self.0
     }
 
-    fn place(&self) -> Place {
-        Place::Host
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Host
     }
 
     fn make(&self, bytes: &[u8]) -> Memory {
@@ -36,8 +36,8 @@ impl Kit for OnFake {
         &mut self.0
     }
 
-    fn place(&self) -> Place {
-        Place::Gpu
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Gpu
     }
 
     fn make(&self, bytes: &[u8]) -> Memory {

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use corro_agreement::request::{Kind, Place};
+use corro_agreement::request::{Kind, MemoryPlace};
 use corro_core::{DType, Error, ReduceOp};
+use corro_planes::testing::{FakeRow, read, table, upload};
 use corro_planes::{Memory, Output, Planes, Table, Tensor};
 
-use crate::support::fake::{FakeRow, read, table, upload};
 use crate::support::{agreed, group, on_fabrics, world};
 
-fn withdrawn_and_run_again(place: Place, planes: fn() -> Table, memory: fn(&[u8]) -> Memory, name: &'static str) {
+fn withdrawn_and_run_again(place: MemoryPlace, planes: fn() -> Table, memory: fn(&[u8]) -> Memory, name: &'static str) {
     let turn = Arc::new(std::sync::Barrier::new(2));
     on_fabrics(&[0, 1], move |fabric| {
         let members = world(2);
@@ -54,10 +54,10 @@ fn withdrawn_and_run_again(place: Place, planes: fn() -> Table, memory: fn(&[u8]
 
 #[test]
 fn of_the_host() {
-    withdrawn_and_run_again(Place::Host, Table::default, |bytes| bytes.to_vec().into(), "host");
+    withdrawn_and_run_again(MemoryPlace::Host, Table::default, |bytes| bytes.to_vec().into(), "host");
 }
 
 #[test]
 fn of_a_device() {
-    withdrawn_and_run_again(Place::Gpu, || table(vec![FakeRow::new("far")]), upload, "far");
+    withdrawn_and_run_again(MemoryPlace::Gpu, || table(vec![FakeRow::new("far")]), upload, "far");
 }

@@ -6,25 +6,25 @@ use corro_core::Error;
 
 use super::{Answer, Session};
 use crate::frame::Request;
+use crate::protocol::{Key, Payload, ServerId};
 use crate::queue::URGENT;
 use crate::shard::heir;
-use crate::words::{Key, Payload, ServerId};
 
 impl Session {
     /// A server is lost: everything that it may have taken with it is said again, to its heir.
     pub fn lose(&mut self, server: ServerId) {
-        if server as usize >= self.setup.servers.len() || self.lost.contains(&server) {
+        if server.index() >= self.setup.servers.len() || self.lost.contains(&server) {
             return;
         }
         let before = self.lost.clone();
         self.lost.insert(server);
-        self.queues[server as usize].clear();
+        self.queues[server.index()].clear();
         let living = self.living();
         if living.is_empty() {
             return self.fail(self.nobody_left());
         }
         for other in living {
-            self.queues[other as usize].put_first(Request::Lost { server });
+            self.queues[other.index()].put_first(Request::Lost { server });
         }
         let servers = self.setup.servers.len();
         let was_here = |home: ServerId| heir(home, servers, &before) == Some(server);
@@ -32,7 +32,7 @@ impl Session {
             for (at, part) in named.parts.iter().enumerate().filter(|(_, part)| was_here(part.home)) {
                 let Some(heir) = heir(part.home, servers, &self.lost) else { continue };
                 let key = Key { name: *name, part: at as u32 };
-                let queue = &mut self.queues[heir as usize];
+                let queue = &mut self.queues[heir.index()];
                 let pending = self.pending.iter_mut().filter(|(_, p)| p.part == Some(key) && p.answer.is_none());
                 let mut again: BTreeMap<u64, (Request, Payload)> = BTreeMap::new();
                 for (id, pending) in pending {
@@ -56,12 +56,12 @@ impl Session {
                 }
             }
         }
-        self.ask_again(server, was_here(0));
+        self.ask_again(server, was_here(ServerId::FIRST));
     }
 
     /// Questions that were not about a key.
     fn ask_again(&mut self, lost: ServerId, had_barriers: bool) {
-        let heir = self.home(0).unwrap_or_default();
+        let heir = self.home(ServerId::FIRST).unwrap_or(ServerId::FIRST);
         if had_barriers && self.barrier > 0 {
             // Even if we have passed it: the heir does not know, and others may wait.
             let open = self
@@ -72,7 +72,7 @@ impl Session {
                 pending.server = heir;
                 *id
             });
-            self.queues[heir as usize].put_first(Request::Barrier { id, number: self.barrier });
+            self.queues[heir.index()].put_first(Request::Barrier { id, number: self.barrier });
         }
         for pending in self.pending.values_mut().filter(|p| p.server == lost && p.part.is_none() && p.answer.is_none())
         {

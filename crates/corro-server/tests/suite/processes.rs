@@ -10,7 +10,7 @@ use corro_core::DType;
 use corro_server::client::{Client, ServerAddress, StoreConfig};
 use corro_server::server::Server;
 use corro_server::session::KeySpec;
-use corro_server::{Consistency, Optimizer, Rule};
+use corro_server::{Consistency, Optimizer, Rule, WorkerId};
 use corro_testing::job::role;
 use corro_testing::{Random, number};
 use corro_transport::secret::Secret;
@@ -47,7 +47,7 @@ fn config(servers: &[String], me: u32, workers: u32, consistency: Consistency) -
     let address = |at: &String| ServerAddress { addresses: vec![at.parse::<SocketAddr>().unwrap()], share: 1.0 };
     StoreConfig {
         store: 1,
-        me,
+        me: WorkerId(me),
         workers,
         consistency,
         servers: servers.iter().map(address).collect(),

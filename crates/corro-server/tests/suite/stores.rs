@@ -6,12 +6,12 @@ use std::time::Duration;
 use corro_core::{DType, Deadline, ReduceOp};
 use corro_server::client::{Client, ServerAddress, StoreConfig};
 use corro_server::frame::{Reader, Request, Response, StoreSetup, encode};
+use corro_server::protocol::{Key, name_id};
 use corro_server::server::Server;
 use corro_server::session::{KeySpec, Session};
-use corro_server::words::{Key, name_id};
-use corro_server::{Code, Consistency, Optimizer, Rule};
+use corro_server::{Code, Consistency, Optimizer, Rule, ServerId, WorkerId};
 use corro_testing::{Folder, Random, wait_until};
-use corro_transport::door::knock;
+use corro_transport::listener::connect;
 use corro_transport::secret::Secret;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -30,7 +30,7 @@ fn config(servers: &[Server], me: u32, workers: u32, consistency: Consistency, t
     let (secret, timeout) = (secret(), SOON);
     StoreConfig {
         store: 1,
-        me,
+        me: WorkerId(me),
         workers,
         consistency,
         servers,
@@ -335,21 +335,31 @@ fn bad_clients_are_refused_and_nobody_else_notices() {
     good.init(spec("x", 4, 1, Rule::Sum), None).unwrap();
     let at = servers[0].addresses().to_vec();
     let stranger = Secret::from_bytes([1; 32]);
-    let refused = knock("a server", &at, &stranger, false, Deadline::after(Duration::from_secs(1)));
+    let refused = connect("a server", &at, &stranger, false, Deadline::after(Duration::from_secs(1)));
     assert!(refused.is_err());
 
-    let setup = StoreSetup { store: 1, workers: 1, consistency: Consistency::Bsp, servers: vec![at.clone()], you: 0 };
+    let setup = StoreSetup {
+        store: 1,
+        workers: 1,
+        consistency: Consistency::Bsp,
+        servers: vec![at.clone()],
+        you: ServerId::FIRST,
+    };
     let nonsense: Vec<(&str, Vec<u8>)> = vec![
         ("out of order", encode(&Request::Clock { clock: 1 }, 0).unwrap()),
-        ("connected already", encode(&Request::Hello { setup: setup.clone(), worker: 0, lost: vec![] }, 0).unwrap()),
+        (
+            "connected already",
+            encode(&Request::Hello { setup: setup.clone(), worker: WorkerId(0), lost: vec![] }, 0).unwrap(),
+        ),
         (
             "servers and",
-            encode(&Request::Hello { setup: StoreSetup { workers: 5, ..setup }, worker: 4, lost: vec![] }, 0).unwrap(),
+            encode(&Request::Hello { setup: StoreSetup { workers: 5, ..setup }, worker: WorkerId(4), lost: vec![] }, 0)
+                .unwrap(),
         ),
         ("", vec![255; 64]),
     ];
     for (expected, bytes) in nonsense {
-        let mut stream = knock("a server", &at, &secret(), false, Deadline::after(SOON)).unwrap();
+        let mut stream = connect("a server", &at, &secret(), false, Deadline::after(SOON)).unwrap().stream;
         assert_eq!(stream.try_write(&bytes).unwrap(), bytes.len());
         let mut reader = Reader::<Response>::default();
         let mut told = String::new();
@@ -381,14 +391,14 @@ fn a_frame_that_comes_twice_counts_once() {
     for consistency in [Consistency::Bsp, Consistency::Async { staleness_lr: false }] {
         let servers = servers(1, false);
         let at = servers[0].addresses().to_vec();
-        let setup = StoreSetup { store: 1, workers: 2, consistency, servers: vec![at.clone()], you: 0 };
+        let setup = StoreSetup { store: 1, workers: 2, consistency, servers: vec![at.clone()], you: ServerId::FIRST };
         let good = Client::connect(config(&servers, 1, 2, consistency, false)).unwrap();
-        let mut stream = knock("a server", &at, &secret(), false, Deadline::after(SOON)).unwrap();
+        let mut stream = connect("a server", &at, &secret(), false, Deadline::after(SOON)).unwrap().stream;
         let key = Key { name: name_id("x"), part: 0 };
-        let mut session = Session::new(0, setup, vec![1.0]);
-        let mut said: Vec<u8> = encode(&session.hello(0), 0).unwrap();
+        let mut session = Session::new(WorkerId(0), setup, vec![1.0]);
+        let mut said: Vec<u8> = encode(&session.hello(ServerId::FIRST), 0).unwrap();
         session.init(spec("x", 2, 1, Rule::Add), None).unwrap();
-        while let Some((request, payload)) = session.take(0) {
+        while let Some((request, payload)) = session.take(ServerId::FIRST) {
             said.extend([encode(&request, payload.len()).unwrap(), payload.to_vec()].concat());
         }
         let ones: Vec<u8> = [1f32; 2].iter().flat_map(|f| f.to_le_bytes()).collect();

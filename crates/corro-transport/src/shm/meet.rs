@@ -35,7 +35,7 @@ use super::stream::Doorbells;
 use crate::secret::Secret;
 use crate::wait_limit::WaitLimit;
 
-/// How long one visitor may take to say who it is.
+/// How long one one may take to say who it is.
 const VISIT: Duration = Duration::from_secs(5);
 
 /// How many names a meeting may have.
@@ -73,7 +73,7 @@ pub(crate) fn meet(invitation: &Invitation<'_>, limit: &WaitLimit) -> Result<Sea
         SocketAddr::from_abstract_name(name).map_err(|e| Error::io("naming a Unix socket", e))
     });
     let addresses = addresses.collect::<Result<Vec<_>>>()?;
-    if invitation.me == 0 { host(invitation, &addresses, limit) } else { visit(invitation, &addresses, limit) }
+    if invitation.me == 0 { host(invitation, &addresses, limit) } else { join(invitation, &addresses, limit) }
 }
 
 /// A doorbell: a counter that can be slept on.
@@ -134,15 +134,15 @@ fn host(invitation: &Invitation<'_>, addresses: &[SocketAddr], limit: &WaitLimit
     let listener = listen(addresses)?;
     listener.set_nonblocking(true).map_err(|e| Error::io("configuring a Unix socket", e))?;
     let (segment, memory) = Segment::create(invitation.sizes)?;
-    let mut visitors: Vec<Option<Visitor>> = (0..invitation.local.len()).map(|_| None).collect();
-    if let Err(error) = receive_all(invitation, &listener, &mut visitors, limit) {
-        give_up(&visitors, &error);
+    let mut arrived: Vec<Option<Arrived>> = (0..invitation.local.len()).map(|_| None).collect();
+    if let Err(error) = receive_all(invitation, &listener, &mut arrived, limit) {
+        give_up(&arrived, &error);
         return Err(error);
     }
     let mut doorbells = vec![doorbell()?];
     let mut exits = vec![own_exit()];
     let mut streams = Vec::new();
-    for (stream, doorbell, exit) in visitors.into_iter().flatten() {
+    for (stream, doorbell, exit) in arrived.into_iter().flatten() {
         streams.push(stream);
         doorbells.push(doorbell);
         exits.push(exit);
@@ -156,23 +156,23 @@ fn host(invitation: &Invitation<'_>, addresses: &[SocketAddr], limit: &WaitLimit
 }
 
 /// One who has come: its connection, its doorbell, its exit.
-type Visitor = (UnixStream, OwnedFd, Option<OwnedFd>);
+type Arrived = (UnixStream, OwnedFd, Option<OwnedFd>);
 
 /// Waits until all others are there.
 fn receive_all(
     invitation: &Invitation<'_>,
     listener: &UnixListener,
-    visitors: &mut [Option<Visitor>],
+    arrived: &mut [Option<Arrived>],
     limit: &WaitLimit,
 ) -> Result<()> {
     loop {
         let missing: Vec<Rank> =
-            (1..visitors.len()).filter(|m| visitors[*m].is_none()).map(|m| invitation.local[m]).collect();
+            (1..arrived.len()).filter(|m| arrived[*m].is_none()).map(|m| invitation.local[m]).collect();
         let Some(first) = missing.first() else { return Ok(()) };
         match listener.accept() {
             Ok((stream, _)) => {
                 match welcome(invitation, &stream) {
-                    Ok((member, doorbell, exit)) => visitors[member] = Some((stream, doorbell, exit)),
+                    Ok((member, doorbell, exit)) => arrived[member] = Some((stream, doorbell, exit)),
                     Err(reason) => tracing::warn!("turned away a process at the shared-memory meeting: {reason}"),
                 }
                 continue;
@@ -190,26 +190,26 @@ fn receive_all(
             );
             return Err(Error::peer_lost(*first, "this host", cause));
         }
-        if let Some(member) = wait_for_visitors(listener, visitors, limit.nap()) {
+        if let Some(member) = wait_for_arrivals(listener, arrived, limit.nap()) {
             let cause = "its process has exited while the ranks of this host met";
             return Err(Error::peer_lost(invitation.local[member], "this host", cause));
         }
     }
 }
 
-/// Sleeps until somebody comes. Gives a visitor that has died meanwhile; one that gave up says so, and is missing again.
-fn wait_for_visitors(listener: &UnixListener, visitors: &mut [Option<Visitor>], nap: Duration) -> Option<usize> {
-    let here: Vec<usize> = (0..visitors.len()).filter(|m| visitors[*m].is_some()).collect();
+/// Sleeps until somebody comes. Gives a one that has died meanwhile; one that gave up says so, and is missing again.
+fn wait_for_arrivals(listener: &UnixListener, arrived: &mut [Option<Arrived>], nap: Duration) -> Option<usize> {
+    let here: Vec<usize> = (0..arrived.len()).filter(|m| arrived[*m].is_some()).collect();
     let streams =
-        here.iter().filter_map(|m| visitors[*m].as_ref()).map(|(stream, ..)| PollFd::new(stream, PollFlags::IN));
+        here.iter().filter_map(|m| arrived[*m].as_ref()).map(|(stream, ..)| PollFd::new(stream, PollFlags::IN));
     let mut fds: Vec<PollFd<'_>> = std::iter::once(PollFd::new(listener, PollFlags::IN)).chain(streams).collect();
     let nap = Timespec { tv_sec: nap.as_secs() as i64, tv_nsec: i64::from(nap.subsec_nanos()) };
     let _ = poll(&mut fds, Some(&nap));
     let stirred: Vec<bool> = fds.iter().skip(1).map(|fd| !fd.revents().is_empty()).collect();
     drop(fds);
     for (member, _) in here.into_iter().zip(stirred).filter(|(_, stirred)| *stirred) {
-        let said = visitors[member].as_ref().map(|(stream, ..)| receive(stream, &mut [0u8; 1]));
-        visitors[member] = None;
+        let said = arrived[member].as_ref().map(|(stream, ..)| receive(stream, &mut [0u8; 1]));
+        arrived[member] = None;
         if matches!(said, Some(Err(_))) {
             return Some(member);
         }
@@ -218,12 +218,12 @@ fn wait_for_visitors(listener: &UnixListener, visitors: &mut [Option<Visitor>], 
 }
 
 /// Tells those who have come that the meeting is over, and because of whom.
-fn give_up(visitors: &[Option<Visitor>], error: &Error) {
+fn give_up(arrived: &[Option<Arrived>], error: &Error) {
     let Error::PeerLost { rank, .. } = error else { return };
     let mut word = [0u8; 32];
     word[..12].copy_from_slice(GIVES_UP);
     word[12..16].copy_from_slice(&u32::try_from(rank.index()).unwrap_or(u32::MAX).to_le_bytes());
-    for (stream, ..) in visitors.iter().flatten() {
+    for (stream, ..) in arrived.iter().flatten() {
         // Who has died, or whose buffer is full, learns it when the connection closes.
         let _ = send(stream, &word, &[]);
     }
@@ -231,7 +231,7 @@ fn give_up(visitors: &[Option<Visitor>], error: &Error) {
 
 type Descriptors = Vec<OwnedFd>;
 
-/// Checks a visitor and takes what it brought: which member it is, its doorbell, its exit.
+/// Checks a one and takes what it brought: which member it is, its doorbell, its exit.
 fn welcome(invitation: &Invitation<'_>, stream: &UnixStream) -> Result<(usize, OwnedFd, Option<OwnedFd>), String> {
     stream.set_read_timeout(Some(VISIT)).map_err(|e| e.to_string())?;
     stream.set_write_timeout(Some(VISIT)).map_err(|e| e.to_string())?;
@@ -266,7 +266,7 @@ fn hand_over(
 }
 
 /// The side of all other members.
-fn visit(invitation: &Invitation<'_>, addresses: &[SocketAddr], limit: &WaitLimit) -> Result<Seats> {
+fn join(invitation: &Invitation<'_>, addresses: &[SocketAddr], limit: &WaitLimit) -> Result<Seats> {
     let host = invitation.local[0];
     let lost = |cause: String| Error::peer_lost(host, "this host", cause);
     let stream = find_host(addresses, limit)?.map_err(|why| {
@@ -541,11 +541,11 @@ mod tests {
         let listener =
             UnixListener::bind_addr(&SocketAddr::from_abstract_name(socket_name(&invitation, 0)).unwrap()).unwrap();
         std::thread::scope(|scope| {
-            let visitor = scope.spawn(|| meet(&invitation, &Deadline::never().into()));
+            let one = scope.spawn(|| meet(&invitation, &Deadline::never().into()));
             let (stream, _) = listener.accept().unwrap();
             let (_, doorbell, exit) = welcome(&invitation, &stream).unwrap();
             give_up(&[None, Some((stream, doorbell, exit))], &Error::peer_lost(Rank::new(9), "here", "it is gone"));
-            assert!(matches!(visitor.join().unwrap(), Err(Error::PeerLost { rank, .. }) if rank == Rank::new(9)));
+            assert!(matches!(one.join().unwrap(), Err(Error::PeerLost { rank, .. }) if rank == Rank::new(9)));
         });
     }
 

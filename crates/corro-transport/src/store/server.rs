@@ -4,7 +4,7 @@
 //! answers is dropped after a while, and nobody else notices.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -17,13 +17,13 @@ use super::Limits;
 use super::message::Response;
 use super::session::Session;
 use super::table::{ClientId, Table};
+use crate::bind::{Bind, published};
 use crate::handshake::Serves;
-use crate::nic;
 use crate::secret::Secret;
 use crate::stream::Broken;
 use crate::tcp::acceptor::{Acceptor, Proven};
 use crate::tcp::socket::{Socket, wait};
-use crate::tcp::{listen_at, ring, wake_fd};
+use crate::tcp::{ring, wake_fd};
 use crate::tls::TlsIdentity;
 
 /// How long a client may leave its answers unread.
@@ -35,7 +35,7 @@ const READ_BYTES: usize = 64 * 1024;
 /// A running store. Stops when dropped.
 #[derive(Debug)]
 pub struct Server {
-    address: SocketAddr,
+    addresses: Vec<SocketAddr>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -43,20 +43,19 @@ pub struct Server {
 impl Server {
     /// Listens at `bind` (port 0: any free one) and serves everyone who proves `secret`.
     pub fn start(bind: SocketAddr, secret: &Secret, tls: bool, limits: Limits) -> Result<Self> {
-        let listener = listen_at(bind).map_err(|e| {
+        Self::start_at(&bind.into(), secret, tls, limits)
+    }
+
+    /// As [`Server::start`], at several addresses perhaps.
+    pub fn start_at(bind: &Bind, secret: &Secret, tls: bool, limits: Limits) -> Result<Self> {
+        let (listeners, addresses) = bind.listen().map_err(|e| {
             Error::io(
                 format!("opening {bind} for the rendezvous store"),
                 format!("{e} (is another job using this port?)"),
             )
         })?;
-        Self::with_listener(listener, secret, tls, limits)
-    }
-
-    /// As [`Server::start`], with a listener that exists already.
-    pub fn with_listener(listener: TcpListener, secret: &Secret, tls: bool, limits: Limits) -> Result<Self> {
-        let address = listener.local_addr().map_err(|e| Error::io("asking for the store's own address", e))?;
         let tls = if tls { Some(Arc::new(TlsIdentity::new(secret)?)) } else { None };
-        let acceptor = Acceptor::new(vec![listener], Arc::new(secret.clone()), tls, Serves::Store)?;
+        let acceptor = Acceptor::new(listeners, Arc::new(secret.clone()), tls, Serves::Store)?;
         let wake = Arc::new(wake_fd()?);
         let thread = std::thread::Builder::new()
             .name("corro-store".into())
@@ -65,21 +64,20 @@ impl Server {
                 move || Loop::new(acceptor, limits).run(&wake)
             })
             .map_err(|e| Error::io("starting the thread of the rendezvous store", e))?;
-        tracing::debug!(%address, "the rendezvous store is listening");
-        Ok(Self { address, wake, thread: Some(thread) })
+        for address in &addresses {
+            tracing::debug!(%address, "the rendezvous store is listening");
+        }
+        Ok(Self { addresses, wake, thread: Some(thread) })
     }
 
     /// Where it listens. The address may be the unspecified one; see [`Server::addresses`].
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.addresses[0]
     }
 
     /// Where clients can reach it, most promising first, loopback last.
     pub fn addresses(&self) -> Result<Vec<SocketAddr>> {
-        if !self.address.ip().is_unspecified() {
-            return Ok(vec![self.address]);
-        }
-        Ok(nic::with_port(&nic::addresses(None)?, self.address.port(), self.address.is_ipv6()))
+        published(&self.addresses)
     }
 }
 

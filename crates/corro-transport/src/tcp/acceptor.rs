@@ -1,4 +1,4 @@
-//! The door of a listening process: accepts connections and lets them prove themselves, all at once, in one thread.
+//! What a listening process does: accepts connections and lets them prove themselves, all at once, in one thread.
 //!
 //! Owns the listeners and every connection whose handshake is not finished; hands proven ones to its owner (the
 //! endpoint's registry, or the store). Bounded: so many unfinished handshakes, so many seconds each. Never waits; its

@@ -16,7 +16,7 @@ use corro_agreement::matching::Agreed;
 use corro_agreement::request::Kind;
 use corro_collectives::Group;
 use corro_core::{Buffer, Rank, Result};
-use corro_cuda::{Device, DeviceMemory, EventPool, Pinned, Shelf, Span, Stream, driver};
+use corro_cuda::{BlockPool, Device, DeviceMemory, EventPool, Pinned, Span, Stream, driver};
 
 use self::pipeline::Pipeline;
 use super::done::{CudaDone, wait_for};
@@ -47,19 +47,19 @@ struct Carrier {
     stream: Stream,
     events: EventPool,
     own: OwnMemory,
-    shelf: Shelf<Pinned>,
+    pool: BlockPool<Pinned>,
 }
 
 impl Carrier {
     fn new(ordinal: usize) -> Result<Self> {
         let device = driver()?.device(ordinal)?;
         let (stream, events) = (Stream::new(&device)?, EventPool::new(&device, EVENTS));
-        Ok(Self { stream, events, own: OwnMemory::new(&device), shelf: Shelf::new(KEPT), device })
+        Ok(Self { stream, events, own: OwnMemory::new(&device), pool: BlockPool::new(KEPT), device })
     }
 
     /// Pinned memory of the host, as the plane of the host takes it.
     fn room(&self, bytes: usize) -> Result<Buffer> {
-        let mut lease = self.shelf.take(bytes, |bytes| Pinned::new(&self.device, bytes))?;
+        let mut lease = self.pool.take(bytes, |bytes| Pinned::new(&self.device, bytes))?;
         let at = lease.get_mut().map_or(std::ptr::null_mut(), |pinned| pinned.bytes_mut().as_mut_ptr());
         // SAFETY: the lease keeps at least as many bytes, and nobody else has them; streams touch them only while nobody
         // holds a slice: before the batch is given to the host's plane, and after that has ended.

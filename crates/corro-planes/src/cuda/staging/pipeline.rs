@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use corro_agreement::matching::Agreed;
-use corro_agreement::request::{Kind, Place};
+use corro_agreement::request::{Kind, MemoryPlace};
 use corro_collectives::{Group, Reduction};
 use corro_core::{Error, ReduceOp, Result};
 use corro_cuda::{Device, DeviceMemory, EventPool, Stream, driver};
@@ -27,7 +27,7 @@ pub(super) fn serves(agreed: &[Arc<Agreed>]) -> bool {
     let elementwise = |agreed: &Agreed| agreed.kind.reduction().is_some_and(|(op, ..)| op != ReduceOp::Adasum);
     let first = agreed.first();
     first.is_some_and(|first| {
-        first.place == Place::Gpu && matches!(first.kind, Kind::Allreduce { compression: None, .. })
+        first.place == MemoryPlace::Gpu && matches!(first.kind, Kind::Allreduce { compression: None, .. })
     }) && agreed.iter().all(|agreed| elementwise(agreed))
 }
 

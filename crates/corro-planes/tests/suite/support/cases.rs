@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use corro_agreement::matching::Agreed;
-use corro_agreement::request::{Kind, Place};
+use corro_agreement::request::{Kind, MemoryPlace};
 use corro_collectives::Group;
 use corro_core::shape::share;
 use corro_core::{DType, Deadline, Error, Rank, ReduceOp, Shape};
@@ -22,7 +22,7 @@ pub(crate) trait Kit {
     fn plane(&mut self) -> &mut dyn Plane;
 
     /// Where its tensors are.
-    fn place(&self) -> Place;
+    fn place(&self) -> MemoryPlace;
 
     /// Memory of the kind that it works on, with these bytes in it.
     fn make(&self, bytes: &[u8]) -> Memory;

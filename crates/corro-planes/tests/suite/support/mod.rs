@@ -4,13 +4,12 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use corro_agreement::matching::Agreed;
-use corro_agreement::request::{Kind, Place};
+use corro_agreement::request::{Kind, MemoryPlace};
 use corro_collectives::Group;
 use corro_core::{DType, GroupId, Rank, ReduceOp, Shape};
 use corro_transport::{Fabric, Settings};
 
 pub(crate) mod cases;
-pub(crate) mod fake;
 
 /// Nothing in a test may take longer than this.
 const HANG_LIMIT: Duration = Duration::from_secs(240);
@@ -62,7 +61,7 @@ pub(crate) fn group(fabric: &Arc<Fabric>, number: u64) -> Group {
 }
 
 /// A tensor that all agreed on.
-pub(crate) fn agreed(kind: Kind, dtype: DType, shape: &[usize], place: Place) -> Arc<Agreed> {
+pub(crate) fn agreed(kind: Kind, dtype: DType, shape: &[usize], place: MemoryPlace) -> Arc<Agreed> {
     let (name, shapes) = ("x".to_owned(), vec![Shape(shape.to_vec())]);
     Arc::new(Agreed { name, kind, dtype, shapes, splits: vec![], place, group: None })
 }

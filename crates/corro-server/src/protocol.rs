@@ -1,14 +1,53 @@
-//! The words that servers and workers share: who, which key, what kind of key, and how far workers may drift apart.
+//! What servers and workers tell each other about: who, which key, what kind of key, and how far workers may drift apart.
 
 use std::sync::Arc;
 
 use corro_core::{DType, Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// A worker: its position in the process set that the store is for.
-pub type WorkerId = u32;
-/// A server: its position in the store's list of servers.
-pub type ServerId = u32;
+macro_rules! positions {
+    ($($(#[doc = $doc:literal])* $name:ident;)*) => {$(
+        $(#[doc = $doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub struct $name(pub u32);
+
+        impl $name {
+            /// The first one.
+            pub const FIRST: Self = Self(0);
+
+            /// All of so many.
+            pub fn all(count: u32) -> impl DoubleEndedIterator<Item = Self> + Clone {
+                (0..count).map(Self)
+            }
+
+            /// As an index into a list.
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        /// The bare number, as in lists of them.
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )*};
+}
+
+positions! {
+    /// A worker: its position in the process set that the store is for.
+    WorkerId;
+    /// A server: its position in the store's list of servers.
+    ServerId;
+}
+
 /// Bytes that several may hold, and nobody changes.
 pub type Payload = Arc<Vec<u8>>;
 

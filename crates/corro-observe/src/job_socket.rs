@@ -17,11 +17,11 @@ const MAX_ANSWER: u64 = 64 << 20;
 
 /// A socket that is there until this is dropped.
 #[derive(Debug)]
-pub struct Door {
+pub struct JobSocket {
     path: PathBuf,
 }
 
-impl Drop for Door {
+impl Drop for JobSocket {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
         // Wakes the thread that waits there, if it still can.
@@ -49,18 +49,18 @@ fn prepare(folder: &Path, user: u32) -> Result<()> {
     // Not through a link: where it leads somebody else may decide.
     let found = fs::symlink_metadata(folder).map_err(|e| Error::io(doing(), e))?;
     if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
-        return Err(Error::io(doing(), "it is there, but not yours alone"));
+        return Err(Error::io(doing(), "it exists, but is not a folder that only you can use"));
     }
     Ok(())
 }
 
-/// Opens a door for the job of this process.
-pub(crate) fn open(folder: &Path) -> Result<(Door, UnixListener)> {
+/// Opens a socket for the job of this process.
+pub(crate) fn open(folder: &Path) -> Result<(JobSocket, UnixListener)> {
     let path = folder.join(format!("{}.socket", std::process::id()));
     // Of a process that was killed, and had our number.
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
-    Ok((Door { path }, listener))
+    Ok((JobSocket { path }, listener))
 }
 
 /// The jobs that run: launchers' process numbers, and their sockets. What killed ones have left is removed.
@@ -92,7 +92,7 @@ pub fn ask(socket: &Path, target: &str) -> Result<String> {
     match answer.split_once("\r\n\r\n") {
         Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
         Some((_, why)) => Err(Error::io(format!("asking the job at {}", socket.display()), why.trim())),
-        None => Err(Error::Malformed(format!("the job at {} gives no answer", socket.display()))),
+        None => Err(Error::Malformed(format!("the job at {} does not answer", socket.display()))),
     }
 }
 
@@ -102,13 +102,13 @@ mod tests {
 
     #[test]
     fn a_folder_that_others_may_enter_is_refused() {
-        let folder = std::env::temp_dir().join(format!("corro-door-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("corro-job-socket-{}", std::process::id()));
         let user = rustix::process::getuid().as_raw();
         prepare(&folder, user).unwrap();
         prepare(&folder, user).unwrap();
         assert!(prepare(&folder, user + 1).is_err(), "somebody else's");
         fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        assert!(prepare(&folder, user).unwrap_err().to_string().contains("not yours alone"));
+        assert!(prepare(&folder, user).unwrap_err().to_string().contains("not a folder that only you can use"));
         fs::remove_dir(&folder).unwrap();
     }
 
@@ -118,9 +118,9 @@ mod tests {
         prepare(&folder, rustix::process::getuid().as_raw()).unwrap();
         drop(UnixListener::bind(folder.join("123456.socket")).unwrap());
         fs::write(folder.join("notes.txt"), "not ours").unwrap();
-        let (door, _listener) = open(&folder).unwrap();
+        let (socket, _listener) = open(&folder).unwrap();
         assert_eq!(jobs(&folder).iter().map(|(number, _)| *number).collect::<Vec<_>>(), [std::process::id()]);
-        drop(door);
+        drop(socket);
         assert!(jobs(&folder).is_empty());
         fs::remove_dir_all(&folder).unwrap();
     }

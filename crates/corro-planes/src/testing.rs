@@ -1,6 +1,7 @@
-//! A device that is not there: its memory is vectors behind numbers, and what it does it does when somebody asks.
+//! A device that is not there, for the tests of this crate and of those above it: its memory is vectors behind numbers, and what
+//! it does it does when somebody asks.
 //!
-//! Also compiled into the tests of `corro-engine`.
+//! Nothing of it is used in production.
 
 #![expect(unsafe_code, reason = "names memory of a device")]
 
@@ -12,7 +13,8 @@ use corro_agreement::matching::Agreed;
 use corro_agreement::request::Kind;
 use corro_collectives::Group;
 use corro_core::{Deadline, Error, Rank, Result};
-use corro_planes::{
+
+use crate::{
     DeviceMemory, Done, Facts, Host, Memory, Outcome, Outcomes, Output, Plane, Row, Table, Tensor, Verdict, Wanted,
     agree,
 };
@@ -40,7 +42,7 @@ impl Drop for Owner {
 }
 
 /// Memory of the device that holds this.
-pub(crate) fn upload(bytes: &[u8]) -> Memory {
+pub fn upload(bytes: &[u8]) -> Memory {
     let mut device = device();
     device.next += 0x1000;
     let address = device.next;
@@ -50,7 +52,7 @@ pub(crate) fn upload(bytes: &[u8]) -> Memory {
 }
 
 /// What some memory holds, of the device or not.
-pub(crate) fn read(memory: &Memory) -> Vec<u8> {
+pub fn read(memory: &Memory) -> Vec<u8> {
     match memory.device() {
         Some(memory) => device().memory[&memory.span().address()].clone(),
         None => memory.host().unwrap().as_slice().to_vec(),
@@ -92,16 +94,16 @@ impl Done for Work {
 }
 
 /// Carries tensors to the host, has them reduced there, and enqueues the way back.
-pub(crate) struct Fake {
-    pub(crate) name: &'static str,
+pub struct Fake {
+    pub name: &'static str,
     /// How often it must be asked until the device is done; `None`: all is done when a batch has run.
-    pub(crate) asks: Option<usize>,
+    pub asks: Option<usize>,
     /// Whether the device fails.
-    pub(crate) fails: bool,
+    pub fails: bool,
 }
 
 impl Fake {
-    pub(crate) fn new(name: &'static str) -> Self {
+    pub fn new(name: &'static str) -> Self {
         Self { name, asks: None, fails: false }
     }
 
@@ -164,22 +166,22 @@ impl Plane for Fake {
 }
 
 /// The row of a [`Fake`] in the table of one rank.
-pub(crate) struct FakeRow {
-    pub(crate) name: &'static str,
+pub struct FakeRow {
+    pub name: &'static str,
     /// What this rank says of itself.
-    pub(crate) ability: std::result::Result<u64, String>,
-    pub(crate) why_not: fn(Wanted, &[Facts]) -> Option<String>,
+    pub ability: std::result::Result<u64, String>,
+    pub why_not: fn(Wanted, &[Facts]) -> Option<String>,
     /// Whether it can be opened on this rank.
-    pub(crate) opens: Result<()>,
-    pub(crate) asks: Option<usize>,
-    pub(crate) fails: bool,
+    pub opens: Result<()>,
+    pub asks: Option<usize>,
+    pub fails: bool,
     /// How often this rank was asked to describe itself.
-    pub(crate) described: Arc<AtomicUsize>,
+    pub described: Arc<AtomicUsize>,
 }
 
 impl FakeRow {
     /// One that can serve everything.
-    pub(crate) fn new(name: &'static str) -> Self {
+    pub fn new(name: &'static str) -> Self {
         let described = Arc::new(AtomicUsize::new(0));
         Self { name, ability: Ok(1), why_not: |_, _| None, opens: Ok(()), asks: None, fails: false, described }
     }
@@ -213,7 +215,7 @@ impl Row for FakeRow {
 }
 
 /// A table with these rows, and a [`Fake`] called "staged" for what they don't serve.
-pub(crate) fn table(rows: Vec<FakeRow>) -> Table {
+pub fn table(rows: Vec<FakeRow>) -> Table {
     let rows = rows.into_iter().map(|row| Arc::new(row) as Arc<dyn Row>).collect();
     Table::new(rows, Arc::new(|_| Ok(Box::new(Fake::new("staged")))))
 }

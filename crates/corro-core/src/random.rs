@@ -1,14 +1,16 @@
-//! Random numbers from a seed.
+//! Numbers that look random, the same for the same seed on every machine: for simulations and tests.
+//!
+//! Never for secrets: who sees a few numbers knows all that follow.
 
 use std::time::Duration;
 
-/// Numbers that look random (splitmix64): small, without state that needs warming up, and the same everywhere.
+/// Numbers from a seed (splitmix64): small, without state that needs warming up, and the same everywhere.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
     /// Every seed is as good as any other, 0 and neighbours included.
-    pub fn new(seed: u64) -> Self {
+    pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -23,7 +25,17 @@ impl Random {
 
     /// One of `0..n`; 0 if there is nothing to choose from.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.number() % n.max(1) as u64) as usize
+        self.below_u64(n as u64) as usize
+    }
+
+    /// As [`Random::below`], for longer numbers.
+    pub fn below_u64(&mut self, n: u64) -> u64 {
+        self.number() % n.max(1)
+    }
+
+    /// One of `low..=high`.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below_u64(high - low + 1)
     }
 
     /// True once in `n` times.

@@ -4,34 +4,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use corro_core::Result;
 
-/// What lies on a shelf.
+/// What a pool keeps.
 pub trait Block {
     /// How many bytes it has.
     fn bytes(&self) -> usize;
 }
 
-/// See the module. Clones are the same shelf.
+/// See the module. Clones share one pool.
 ///
 /// Whoever gives a piece back must have no work under way on it: hold the [`Lease`] until a stream is done.
-pub struct Shelf<T: Block> {
+pub struct BlockPool<T: Block> {
     unused: Arc<Mutex<Vec<T>>>,
     /// So many bytes stay; what has lain there longest goes first.
     limit: usize,
 }
 
-impl<T: Block> Clone for Shelf<T> {
+impl<T: Block> Clone for BlockPool<T> {
     fn clone(&self) -> Self {
         Self { unused: Arc::clone(&self.unused), limit: self.limit }
     }
 }
 
-impl<T: Block> Shelf<T> {
-    /// An empty one, on which up to so many bytes lie.
+impl<T: Block> BlockPool<T> {
+    /// An empty one, which keeps up to so many bytes.
     pub fn new(limit: usize) -> Self {
         Self { unused: Arc::default(), limit }
     }
 
-    /// A piece of at least so many bytes, from the shelf or from `make`. If that fails, everything on the shelf is let go, and it
+    /// A piece of at least so many bytes, from the pool or from `make`. If that fails, everything in the pool is let go, and it
     /// may try again.
     pub fn take(&self, bytes: usize, make: impl Fn(usize) -> Result<T>) -> Result<Lease<T>> {
         let size = bytes.max(MIN).next_power_of_two();
@@ -52,7 +52,7 @@ impl<T: Block> Shelf<T> {
                 make(bytes.max(1))
             })?,
         };
-        Ok(Lease { piece: Some(piece), shelf: self.clone() })
+        Ok(Lease { piece: Some(piece), pool: self.clone() })
     }
 
     fn put(&self, piece: T) {
@@ -71,10 +71,10 @@ impl<T: Block> Shelf<T> {
 /// The smallest piece.
 const MIN: usize = 512;
 
-/// A piece in use; goes back to its shelf when it is dropped.
+/// A piece in use; goes back to its pool when it is dropped.
 pub struct Lease<T: Block> {
     piece: Option<T>,
-    shelf: Shelf<T>,
+    pool: BlockPool<T>,
 }
 
 impl<T: Block> Lease<T> {
@@ -92,7 +92,7 @@ impl<T: Block> Lease<T> {
 impl<T: Block> Drop for Lease<T> {
     fn drop(&mut self) {
         if let Some(piece) = self.piece.take() {
-            self.shelf.put(piece);
+            self.pool.put(piece);
         }
     }
 }
@@ -115,15 +115,15 @@ mod tests {
 
     #[test]
     fn what_is_given_back_is_used_again_if_it_fits() {
-        let shelf = Shelf::new(1 << 20);
+        let pool = BlockPool::new(1 << 20);
         let count = Cell::new(0);
         let make = |bytes| {
             count.set(count.get() + 1);
             Ok(Made(bytes))
         };
-        drop(shelf.take(1000, make).unwrap());
+        drop(pool.take(1000, make).unwrap());
         for (bytes, so_far) in [(1024, 1), (600, 1), (1025, 2), (10, 2), (512, 2), (0, 2), (10_000, 3)] {
-            let lease = shelf.take(bytes, make).unwrap();
+            let lease = pool.take(bytes, make).unwrap();
             assert!(lease.get().unwrap().bytes() >= bytes);
             assert_eq!(count.get(), so_far, "{bytes}");
         }
@@ -131,21 +131,21 @@ mod tests {
 
     #[test]
     fn more_than_the_limit_does_not_stay() {
-        let shelf = Shelf::new(3000);
-        let leases: Vec<_> = (0..4).map(|_| shelf.take(1000, |bytes| Ok(Made(bytes))).unwrap()).collect();
+        let pool = BlockPool::new(3000);
+        let leases: Vec<_> = (0..4).map(|_| pool.take(1000, |bytes| Ok(Made(bytes))).unwrap()).collect();
         drop(leases);
-        assert_eq!(shelf.unused.lock().unwrap().len(), 2);
+        assert_eq!(pool.unused.lock().unwrap().len(), 2);
     }
 
     #[test]
     fn where_there_is_no_more_what_lies_unused_is_let_go() {
-        let shelf = Shelf::new(1 << 20);
-        drop(shelf.take(5000, |bytes| Ok(Made(bytes))).unwrap());
+        let pool = BlockPool::new(1 << 20);
+        drop(pool.take(5000, |bytes| Ok(Made(bytes))).unwrap());
         let full = |bytes| {
-            let there = shelf.unused.lock().unwrap().len();
+            let there = pool.unused.lock().unwrap().len();
             if there > 0 { Err(Error::Usage("full".into())) } else { Ok(Made(bytes)) }
         };
-        assert_eq!(shelf.take(100_000, full).unwrap().get().unwrap().bytes(), 100_000);
-        assert!(shelf.take(100, |_| Err(Error::Usage("none at all".into()))).is_err());
+        assert_eq!(pool.take(100_000, full).unwrap().get().unwrap().bytes(), 100_000);
+        assert!(pool.take(100, |_| Err(Error::Usage("none at all".into()))).is_err());
     }
 }
