@@ -29,6 +29,16 @@ from corro._front.watching import log
 
 if TYPE_CHECKING:
     from corro.runner import run
+else:
+
+    def __getattr__(name: str) -> Any:
+        # `run` brings subprocess and the like; most programs that import corro are themselves started by it.
+        if name == "run":
+            from corro.runner import run
+
+            return run
+        raise AttributeError(f"module 'corro' has no attribute {name!r}")
+
 
 __version__ = "0.1.0"
 
@@ -60,12 +70,3 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # `run` brings subprocess and the like; most programs that import corro are themselves started by it.
-    if name == "run":
-        from corro.runner import run
-
-        return run
-    raise AttributeError(f"module 'corro' has no attribute {name!r}")

@@ -14,7 +14,7 @@ FRAMEWORK = os.environ.get("CORRO_TEST_FRAMEWORK", "torch")
 # What no framework is needed for is tested with torch.
 WITHOUT_FRAMEWORK = [
     *("*test_jobs.py", "*test_mpi_jobs.py", "*test_ps_jobs.py", "*test_failing.py", "*test_elastic*.py"),
-    *("*test_profiler.py", "*test_kubernetes.py", "unit/*"),
+    *("*test_profiler.py", "*test_kubernetes.py", "*test_notebook.py", "unit/*"),
 ]
 
 collect_ignore_glob = {

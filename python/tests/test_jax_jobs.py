@@ -172,6 +172,28 @@ def test_ranks_that_run_different_programs_are_told_which(tmp_path: Path) -> Non
     assert run_script(2, WRONG, tmp_path).count("told after") == 2
 
 
+DIFFERENT = """
+import jax, jax.numpy as jnp, optax, corro.jax as hvd
+hvd.init()
+optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
+params = {"w": jnp.full(3, 1.0 + hvd.rank())}
+state = optimizer.init(params)
+step = jax.jit(lambda params: optimizer.update({"w": jnp.ones(3)}, state, params)[0])
+while True:
+    jax.block_until_ready(step(params))
+    jax.effects_barrier()
+"""
+
+
+def test_all_checks_look_at_compiled_steps_as_well(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(DIFFERENT)
+    job = run_job(2, sys.executable, str(script), **{**JAX, "CORRO_CHECKS": "2"})
+    assert job.returncode != 0
+    assert "TrainingMistake" in job.stderr, job.stderr[-6000:]
+    assert "parameter ['w'] is [1.0, 1.0, 1.0] on rank 0 but [2.0, 2.0, 2.0] on rank 1" in job.stderr, job.stderr
+
+
 # Ranks that know each other by JAX's own means as well; devices of others are not this process's.
 BESIDE = """
 import os, sys, jax
@@ -224,6 +246,7 @@ def test_examples(tmp_path: Path) -> None:
         ]
     job = run_job(2, sys.executable, str(script), str(folder), *examples, timeout=580, **JAX)
     assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
+    assert "CORRO_CHECKS" not in job.stdout + job.stderr, job.stderr[-6000:]
     if THOROUGH:
         assert "images/s in all" in job.stdout
         assert "letters/s" in job.stdout

@@ -7,6 +7,8 @@ the folder is there, what is missing is a failure.
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -195,8 +197,41 @@ def test_a_lost_rank_is_named_by_the_others(kind: str) -> None:
     assert "nobody was lost" not in job.stdout
     if kind == "mpich":
         # Its mpiexec ends the others all the same, within milliseconds: often before both, at times before any has spoken.
-        # Or it fails itself, when a process to which it has to write is gone.
+        # Or it fails itself, when a process to which it has to write is gone: with words, or by SIGPIPE without any.
         own_words = "Killed (signal 9)" in job.stdout or "process manager error" in job.stderr
+        own_words = own_words or job.returncode == -signal.SIGPIPE
         assert "lost rank 1 on" in job.stderr or own_words, job.stderr
     else:
         assert job.stderr.count("lost rank 1 on") >= 2, job.stderr
+
+
+FAILS = """
+import time
+import numpy as np
+import corro.numpy as hvd
+
+hvd.init()
+array = np.ones(8, np.float32)
+for step in range(100_000):
+    if hvd.rank() == 1 and step == 20:
+        time.sleep(0.2)
+        raise ValueError("no such layer")
+    hvd.allreduce_(array, op=hvd.Average, name="x")
+"""
+
+
+@pytest.mark.parametrize("kind", ["openmpi", "mpich"])
+@pytest.mark.parametrize("tensors", ["corro", "mpi"])
+def test_what_a_rank_has_failed_with_is_known_to_the_others(kind: str, tensors: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(FAILS)
+    variables = {"CORRO_CPU_OPERATIONS": tensors, "CORRO_FLIGHT_RECORD_DIR": "none"}
+    job = mpiexec(kind, 3, sys.executable, str(script), flags=(KEEP_THE_OTHERS[kind],), **variables)
+    assert job.returncode != 0
+    told = len(re.findall(r"rank 1 on .* failed: ValueError: no such layer \(job\.py:", job.stderr))
+    if kind == "mpich":
+        # As above: its mpiexec may end the others before they speak, or be ended itself.
+        own_words = "BAD TERMINATION" in job.stdout or "process manager error" in job.stderr
+        assert told or own_words or job.returncode == -signal.SIGPIPE, job.stdout + job.stderr
+    else:
+        assert told >= 2, job.stderr

@@ -9,7 +9,7 @@ import pytest
 from test_jobs import run_job
 
 HERE = Path(__file__).parent
-FILES = [HERE / "parallel" / "test_mxnet_ops.py", HERE / "parallel" / "test_cases.py"]
+FILES = [HERE / "parallel" / f"test_{name}.py" for name in ("mxnet_ops", "mxnet_checks", "cases")]
 
 
 @pytest.mark.timeout(600)
@@ -28,3 +28,4 @@ def test_example() -> None:
     job = run_job(2, sys.executable, str(example), "--epochs", "3")
     assert job.returncode == 0, f"{job.stdout[-3000:]}\n{job.stderr[-3000:]}"
     assert "ranks 2   error" in job.stdout
+    assert "CORRO_CHECKS" not in job.stdout + job.stderr, job.stderr[-6000:]

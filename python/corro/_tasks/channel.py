@@ -49,7 +49,7 @@ class Channel:
     def send(self, message: bytes) -> None:
         """Waits until it is on its way; `OSError` if the connection is broken."""
         if len(message) > MOST:
-            raise ValueError(f"a message of {len(message)} bytes; {MOST} are the most.")
+            raise ValueError(f"a message of {len(message)} bytes is too long: the limit is {MOST}.")
         with self._sending:
             body = self._out.seal(message)
             self._socket.sendall(_HEAD.pack(len(message)) + body)
@@ -61,7 +61,7 @@ class Channel:
             return None
         (length,) = _HEAD.unpack(head)
         if length > MOST:
-            raise OSError(f"a message of {length} bytes was announced; {MOST} are the most.")
+            raise OSError(f"a message of {length} bytes was announced, but the limit is {MOST}.")
         body = _read(self._socket, length + _TAG)
         return None if body is None else self._in.open(body)
 

@@ -31,7 +31,9 @@ _SECONDS = 60.0
 def send(path: str, letter: bytes) -> None:
     """From a rank, to the office of its task at `path`. `OSError` if the launcher does not get it."""
     if len(letter) > channels.MOST:
-        raise ValueError(f"a message of {len(letter)} bytes; {channels.MOST} are the most: send numbers, not data.")
+        raise ValueError(
+            f"a message of {len(letter)} bytes is too long (the limit is {channels.MOST}): send numbers, not data."
+        )
     with socket.socket(socket.AF_UNIX) as office:
         office.settimeout(_SECONDS)
         office.connect(path)

@@ -192,7 +192,9 @@ def _nonlinear(tangents: Any, inputs: Any, results: Any, op: int, name: str | No
             "allreduce with op=hvd.Adasum has no derivative. Reduce gradients with it, not losses."
         )
     if params["prescale"] != 1.0 or params["postscale"] != 1.0:
-        raise NotImplementedError("the derivative of a minimum, maximum or product with scale factors is not there.")
+        raise NotImplementedError(
+            "op=hvd.Min, hvd.Max and hvd.Product have no derivative when scale factors are given."
+        )
     set_id = params["set_id"]
 
     def add(arrays: Any, what: str) -> list[Any]:

@@ -76,8 +76,8 @@ def owned(
 
     if not isinstance(optimizer, ps.SGD | ps.Adam | ps.Adagrad | ps.RowAdagrad):
         raise ValueError(
-            "servers can't look into a transformation of optax's. With mode=\"ps\" and a staleness other than 0 say it in "
-            'their words: hvd.DistributedOptimizer(corro.ps.Adam(lr=1e-3), mode="ps", staleness=3).'
+            'with mode="ps" and a staleness other than 0 the servers run the optimizer, and cannot run one of optax. Give '
+            'one of theirs: hvd.DistributedOptimizer(corro.ps.Adam(lr=1e-3), mode="ps", staleness=3).'
         )
     # The parameters as this rank has them: what a store begins with.
     latest: dict[str, Any] = {}

@@ -22,7 +22,7 @@ def _place(process_set: ProcessSet) -> tuple[int, int]:
 def shard(elements: Iterable[T], process_set: ProcessSet = global_process_set) -> Iterator[T]:
     """This rank's elements of what all ranks iterate over: each gets every `size()`-th. All get equally many.
 
-    What is left at the end, if it is not enough for every rank, nobody gets: ranks make the same number of steps.
+    If the last elements are not enough for every rank, no rank gets them.
 
     Example:
         >>> list(hvd.data.shard(range(5))) == [hvd.rank(), 2 + hvd.rank()]
@@ -44,9 +44,9 @@ def indices(
 ) -> Sequence[int]:
     """Which of `length` samples are this rank's in an epoch, in the order in which to take them. All get equally many.
 
-    The order of each epoch is another one, the same on all ranks. If the samples can't be dealt out evenly, some of them are
-    dealt twice. `skip` says how many all ranks together have done of this epoch: when an elastic job goes on with other
-    ranks, those deal out the rest.
+    Each epoch has another order, which is the same on all ranks. If the samples can't be dealt out evenly, some of them
+    are dealt twice. `skip` says how many all ranks together have done of this epoch: when an elastic job goes on with
+    other ranks, those deal out the rest.
 
     Example:
         >>> mine = hvd.data.indices(5, epoch=1)

@@ -90,7 +90,7 @@ class ShardedEmbedding:
         return look_up(self._table, anchor, ids)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the table and what the optimizer remembers of it to a folder of the first rank's. All ranks must.
+        """Writes the table and the optimizer's memory of it to a folder of the first rank's. All ranks must call it.
 
         Example:
             >>> emb = hvd.ShardedEmbedding(10, 2, name="kept")

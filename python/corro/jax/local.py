@@ -128,12 +128,12 @@ class LocalSGD(_Training):
 
 
 class DiLoCo(_Training):
-    """Ranks train alone; every `every` steps an outer optimizer takes what they have learned for a gradient.
+    """Ranks train alone. Every `every` steps an outer optimizer uses the mean of their changes as a gradient.
 
-    `outer` is `hvd.Nesterov(lr, momentum)`. With `fragments` the parameters go in that many parts, one after the
-    other; with `delay` training goes on for as many steps while one is on its way; and of what a rank has when it
-    comes back, `alpha` stays (streaming DiLoCo). `compression` is written as "int8" or "int4 block=64". All ranks must
-    begin with the same parameters. Use it with `jax.grad` and optax as they are.
+    `outer` is `hvd.Nesterov(lr, momentum)`. Streaming DiLoCo: `fragments` cuts the parameters into so many parts, which
+    are sent one after the other; `delay` says for how many steps training goes on while a part is on its way; `alpha`
+    is the share of its own values that a rank keeps when the part comes back. `compression` is written as "int8" or
+    "int4 block=64". All ranks must begin with the same parameters. Use it with `jax.grad` and optax as they are.
 
     Example:
         >>> params = {"w": jnp.zeros(2)}

@@ -266,7 +266,9 @@ def alltoall(
     """
     array = jnp.asarray(tensor)
     if not _known(splits):
-        raise ValueError("in compiled code the splits of an alltoall must be numbers, not what the program computes.")
+        raise ValueError(
+            "in compiled code the splits of an alltoall must be Python numbers, not values that the program computes."
+        )
     given = np.asarray([] if splits is None else splits)
     checked = arguments.rows_to_send(array.shape, given.ravel().tolist(), given.ndim, process_set)
     if trace_state_clean() and received_splits is None:
@@ -279,7 +281,7 @@ def alltoall(
     if checked and received_splits is None:
         raise ValueError(
             "alltoall with splits in compiled code needs received_splits: XLA must know how many rows come from each rank. "
-            "Call it outside of jit, or say both."
+            "Call it outside of jit, or give both."
         )
     back = [int(split) for split in received_splits] if received_splits is not None else [array.shape[0] // size] * size
     sent = array[: sum(checked)] if checked else array
@@ -348,7 +350,7 @@ def grouped_reducescatter(
 def barrier(tree: Tree = None, process_set: ProcessSet = global_process_set) -> Tree:  # type: ignore[assignment]
     """Waits until all ranks of the set are here, and gives back what it was given.
 
-    In compiled code order is a matter of who needs whose result: what is to come after the barrier must use what it gives.
+    In compiled code only results decide the order: what must come after the barrier has to use what it gives back.
 
     Example:
         >>> hvd.barrier()
@@ -362,14 +364,13 @@ def barrier(tree: Tree = None, process_set: ProcessSet = global_process_set) -> 
     leaves, structure = _leaves(tree)
     if not leaves:
         raise ValueError(
-            "in compiled code say x = hvd.barrier(x): a barrier that gives nothing is before and after nothing, and "
-            "is dropped."
+            "in compiled code write x = hvd.barrier(x), and use x: JAX leaves out a barrier whose result is not used."
         )
     return jax.tree_util.tree_unflatten(structure, collective("barrier", leaves, None, process_set))
 
 
 def join() -> int:
-    """Says that this rank has no more data. It takes part with zeros until all have joined. Gives the last to do so.
+    """This rank has no more data: until all have joined it takes part with zeros. Gives the rank that joined last.
 
     Not in compiled code: how long it takes part depends on the others.
 

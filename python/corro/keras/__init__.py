@@ -127,9 +127,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     `compression` says what travels. The devices are accepted and not needed. Raises `ValueError` for options that contradict
     each other.
 
-    `mode="ps"` has parameter servers do it. With `staleness=0` they average gradients. With a bound, ranks may be as many
-    steps apart (None: any number), and servers own the parameters and run the optimizer, which must be SGD, Adam, AdamW
-    or Adagrad; what it remembers is saved by `optimizer.store`. `servers` is as in `corro.ps.Store`.
+    `mode="ps"` has parameter servers do it. With `staleness=0` they average gradients. With a larger `staleness` ranks
+    may be that many steps apart (None: any number), and servers own the parameters and run the optimizer, which must be
+    SGD, Adam, AdamW or Adagrad; what it remembers is saved by `optimizer.store`. `servers` is as in `corro.ps.Store`.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

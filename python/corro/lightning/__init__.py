@@ -7,10 +7,16 @@ chooses. Importing this module also makes `Trainer(strategy="corro")` known.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from corro.lightning._logger import logger_for
 from corro.lightning._strategy import installed, strategy_for
 
-CorroStrategy = strategy_for(installed())
-CorroLogger = logger_for(installed())
+if TYPE_CHECKING:
+    from corro.lightning._logger import Logger as CorroLogger
+    from corro.lightning._strategy import Strategy as CorroStrategy
+else:
+    CorroStrategy = strategy_for(installed())
+    CorroLogger = logger_for(installed())
 
 __all__ = ["CorroLogger", "CorroStrategy", "logger_for", "strategy_for"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corro._front import watching
 
 
 @functools.cache
-def logger_for(package: str) -> Any:
+def logger_for(package: str) -> type[Logger]:
     """The logger for `lightning.pytorch`, or for `pytorch_lightning`: packages of the same name whose classes do not mix.
 
     Raises `ImportError` if the package is not installed.
@@ -22,7 +22,8 @@ def logger_for(package: str) -> Any:
     package = "lightning.pytorch" if package == "lightning" else package
     base: Any = importlib.import_module(f"{package}.loggers.logger").Logger
     members = {"__doc__": _Logger.__doc__, "__module__": "corro.lightning"}
-    return type("CorroLogger", (_Logger, base), members)
+    logger: Any = type("CorroLogger", (_Logger, base), members)
+    return logger
 
 
 class _Logger:
@@ -36,3 +37,9 @@ class _Logger:
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """They are no values over time, and so are not shown."""
+
+
+if TYPE_CHECKING:
+
+    class Logger(_Logger, Any):
+        """As checkers see it: its other half belongs to whichever Lightning it is for, so they take it for any class."""

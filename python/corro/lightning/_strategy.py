@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -39,7 +39,7 @@ def installed() -> str:
 
 
 @functools.cache
-def strategy_for(package: str) -> Any:
+def strategy_for(package: str) -> type[Strategy]:
     """The strategy for `lightning.pytorch`, or for `pytorch_lightning`: packages of the same name whose classes do not mix.
 
     Raises `ImportError` if the package is not installed.
@@ -197,6 +197,12 @@ class _Strategy:
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         return hvd.broadcast_object(obj, src, name="lightning")
+
+
+if TYPE_CHECKING:
+
+    class Strategy(_Strategy, Any):
+        """As checkers see it: its other half belongs to whichever Lightning it is for, so they take it for any class."""
 
 
 class _AllGather(torch.autograd.Function):

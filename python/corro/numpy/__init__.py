@@ -430,7 +430,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Array:
-    """Reduces over all ranks and gives each its share of the rows; the first ranks get one more if there is a rest.
+    """Reduces over all ranks and gives each its share of the rows; the first ranks get one more if they can't be even.
 
     `op` is Average or Sum. Raises `ValueError` for a scalar, which has no rows.
 

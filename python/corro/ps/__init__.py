@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
 from corro import _native
 from corro._front.basics import (
@@ -44,7 +44,7 @@ class BSP:
 class SSP:
     """A bound: a worker that begins a step is at most `bound` steps ahead of the slowest, and reads its own pushes at once.
 
-    It absorbs hiccups. A machine that is always slower slows all down as without it.
+    A short delay of one worker then stops nobody. A machine that is always slower still slows down all.
 
     Example:
         >>> store = corro.ps.Store(consistency=corro.ps.SSP(3))
@@ -56,7 +56,7 @@ class SSP:
 
 @dataclass(frozen=True)
 class Async:
-    """Nobody waits for anybody. With `staleness_lr`, updates that come d versions late count 1 / (1 + d).
+    """No worker waits for another. With `staleness_lr`, an update that is d versions late is multiplied by 1 / (1 + d).
 
     Example:
         >>> store = corro.ps.Store(consistency=corro.ps.Async(staleness_lr=True))
@@ -167,6 +167,8 @@ Consistency = BSP | SSP | Async
 Optimizer = SGD | Adam | AdamW | Adagrad | RowAdagrad
 Rule = Literal["sum", "average", "add", "update"]
 
+T = TypeVar("T")
+
 # What was saved, in its folder.
 SAVED = "parameters.corro"
 
@@ -194,6 +196,10 @@ class Pulled:
         """Whether `wait` would give it at once."""
         return self._store._client.has_come(self._pulled)
 
+    @overload
+    def wait(self, out: None = None) -> Any: ...
+    @overload
+    def wait(self, out: T) -> T: ...
     def wait(self, out: Any = None) -> Any:
         """The value, in `out` or in a new array."""
         home = new_like(self._store._kinds[self._key]) if out is None else out
@@ -290,6 +296,10 @@ class Store:
         """
         self._client.push(key, place_of(value, self._kinds, key), priority, lr)
 
+    @overload
+    def pull(self, key: str, out: None = None, priority: int = 0) -> Any: ...
+    @overload
+    def pull(self, key: str, out: T, priority: int = 0) -> T: ...
     def pull(self, key: str, out: Any = None, priority: int = 0) -> Any:
         """The value of an array, in `out` or in a new array. In rounds it waits for those who have not pushed yet.
 
@@ -312,6 +322,10 @@ class Store:
         """
         return Pulled(self, key, self._client.pull(key, priority))
 
+    @overload
+    def pushpull(self, key: str, value: Array, out: None = None, priority: int = 0) -> Any: ...
+    @overload
+    def pushpull(self, key: str, value: Array, out: T, priority: int = 0) -> T: ...
     def pushpull(self, key: str, value: Array, out: Any = None, priority: int = 0) -> Any:
         """`push`, then `pull`.
 
@@ -325,7 +339,7 @@ class Store:
         return self.pull(key, out, priority)
 
     def push_rows(self, key: str, ids: Array, value: Array, priority: int = 0, lr: float | None = None) -> None:
-        """Sends changes of some rows; one that is there twice is added up. In rounds every worker must, if only with none.
+        """Sends changes of some rows; changes of the same row add up. In rounds every worker must, even with no rows.
 
         Example:
             >>> with corro.ps.Store() as store:
@@ -340,6 +354,10 @@ class Store:
         wanted = numbers(ids)
         self._client.push_rows(key, memory_of(wanted).place, memory.place, priority, lr)
 
+    @overload
+    def pull_rows(self, key: str, ids: Array, out: None = None, priority: int = 0) -> Any: ...
+    @overload
+    def pull_rows(self, key: str, ids: Array, out: T, priority: int = 0) -> T: ...
     def pull_rows(self, key: str, ids: Array, out: Any = None, priority: int = 0) -> Any:
         """Some rows of an array, in the order of `ids`.
 
@@ -380,7 +398,7 @@ class Store:
         self._client.barrier()
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Servers update float32 arrays with this from now on. The same kind with other numbers keeps what it has learnt.
+        """From now on servers update float32 arrays with this. One of the same kind with other numbers keeps its state.
 
         Example:
             >>> with corro.ps.Store() as store:
@@ -415,7 +433,7 @@ class Store:
         self._client.load(os.fspath(Path(folder) / SAVED))
 
     def stats(self) -> dict[str, Any]:
-        """Bytes that this worker has moved, servers that are lost, and what each of the others has counted.
+        """Bytes that this worker has moved, servers that are lost, and the counters of the others.
 
         Example:
             >>> with corro.ps.Store() as store:
@@ -427,7 +445,9 @@ class Store:
         return {"bytes_received": received, "bytes_sent": sent, "lost_servers": lost, "servers": servers}
 
     def close(self) -> None:
-        """Leaves when all do: nobody is missed should a server be lost just then. The end of the program does the same.
+        """Leaves the store when all ranks do, so that none is missing if a server is lost just then.
+
+        The end of the program does the same.
 
         Example:
             >>> store = corro.ps.Store()
@@ -450,7 +470,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # One that fails does not wait for the others.
         self._end(together=kind is None)
 
@@ -482,11 +502,11 @@ def _kind(consistency: Consistency) -> tuple[str, int]:
             return "bsp", 0
         case SSP(bound):
             if bound < 0:
-                raise ValueError("SSP's bound is the number of steps a worker may be ahead: 0 or more.")
+                raise ValueError("the bound of SSP must be 0 or more: the number of steps that a worker may be ahead.")
             return "ssp", int(bound)
         case Async(staleness_lr):
             return "async", int(staleness_lr)
-    raise ValueError(f"consistency is a BSP, an SSP or an Async, not {consistency!r}.")
+    raise ValueError(f"consistency must be a BSP, an SSP or an Async, not {consistency!r}.")
 
 
 # A longer row would be a part of its own; a list is cut as it comes.

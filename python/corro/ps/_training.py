@@ -31,7 +31,9 @@ def check(mode: str, staleness: int | None) -> None:
     if mode not in ("allreduce", "ps"):
         raise ValueError(f'mode is "allreduce" or "ps", not {mode!r}.')
     if staleness is not None and (staleness < 0 or math.isnan(staleness)):
-        raise ValueError("staleness is how many steps a rank may be ahead of the slowest; None: any number.")
+        raise ValueError(
+            "staleness must be 0 or more (how many steps a rank may be ahead of the slowest), or None (any number)."
+        )
 
 
 def rule_of(op: int, gradient_predivide_factor: float = 1.0) -> ps.Rule:
@@ -131,8 +133,8 @@ class Owned:
     ) -> None:
         if staleness is None and momentum_of(optimizer) > 0:
             warnings.warn(
-                "asynchronous updates act like momentum of their own, and this optimizer's comes on top of it: training may "
-                "diverge. Lower the momentum, or bound the staleness.",
+                "asynchronous updates act like momentum, and the optimizer's own momentum is added to that: training "
+                "may diverge. Lower the momentum, or bound the staleness.",
                 stacklevel=4,
             )
         self._optimizer, self._values, self._staleness = optimizer, values, staleness
@@ -155,7 +157,7 @@ class Owned:
             values = list(self._values())
             if not values:
                 raise ValueError(
-                    "servers learn of the parameters in the first step: take one before you use the store."
+                    "the servers get the parameters in the first step: take one step before you use the store."
                 )
             self._epoch = _native.epoch()
             consistency = ps.Async(staleness_lr=True) if self._staleness is None else ps.SSP(self._staleness)

@@ -12,14 +12,15 @@ if TYPE_CHECKING:
     from corro.ray.elastic import ElasticRayExecutor
     from corro.ray.runner import RayExecutor
     from corro.ray.worker import BaseHorovodWorker
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Ranks of elastic jobs need `ray_logger` from here, and not Ray itself, which takes seconds to import."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'corro.ray' has no attribute {name!r}")
+        return getattr(import_module(f"corro.ray.{_MODULES[name]}"), name)
+
 
 __all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor"]
 
 _MODULES = {"BaseHorovodWorker": "worker", "ElasticRayExecutor": "elastic", "RayExecutor": "runner"}
-
-
-def __getattr__(name: str) -> Any:
-    """Ranks of elastic jobs need `ray_logger` from here, and not Ray itself, which takes seconds to import."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'corro.ray' has no attribute {name!r}")
-    return getattr(import_module(f"corro.ray.{_MODULES[name]}"), name)

@@ -166,7 +166,11 @@ class Actors:
             self._last, self._is_silent = self._wanted(), False
         except Exception as error:
             if not self._is_silent:  # once, not twice a second
-                print(f"corro.ray: finding hosts failed, those known are kept: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"corro.ray: asking for hosts failed, so the last answer still counts: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._is_silent = True
         return self._last
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import cloudpickle
 import ray
@@ -21,6 +21,8 @@ from corro.runner.elastic.discovery import HostDiscovery
 from corro.runner.elastic.settings import ElasticSettings
 
 __all__ = ["ElasticRayExecutor", "RayHostDiscovery"]
+
+T = TypeVar("T")
 
 
 class RayHostDiscovery(HostDiscovery):
@@ -68,7 +70,7 @@ class ElasticRayExecutor:
         elastic_timeout: float = 600,
         timeout_s: float = 30,
         ssh_identity_file: str | None = None,
-        nics: Any = None,
+        nics: Iterable[str] | str | None = None,
         min_np: int | None = None,
         max_np: int | None = None,
         **kwargs: Any,
@@ -119,9 +121,9 @@ class ElasticRayExecutor:
 
     def run(
         self,
-        worker_fn: Callable[[], Any],
+        worker_fn: Callable[[], T],
         callbacks: Sequence[Callable[[dict[str, Any]], Any]] | None = None,
-    ) -> list[Any]:
+    ) -> list[T]:
         """Calls `worker_fn()` in every worker; the results of the last ones there were, by rank.
 
         Callbacks are called here with each dictionary that a worker gives to `ray_logger.log`. `JobFailed`, a
@@ -135,7 +137,7 @@ class ElasticRayExecutor:
             return list(ray.get(inside.remote(self, cloudpickle.dumps((worker_fn, list(callbacks or ()))))))
         return self._run(worker_fn, list(callbacks or ()))
 
-    def _run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Callable[[dict[str, Any]], Any]]) -> list[Any]:
+    def _run(self, worker_fn: Callable[[], T], callbacks: Sequence[Callable[[dict[str, Any]], Any]]) -> list[T]:
         fewest, most = int(self.settings.min_num_proc or 1), self.settings.max_num_proc
 
         def told(letter: bytes) -> None:

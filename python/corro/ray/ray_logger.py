@@ -41,5 +41,6 @@ def log(info_dict: dict[str, Any]) -> None:
     elif not _warned:
         _warned = True
         warnings.warn(
-            "ray_logger.log: nobody listens. Callbacks are for elastic jobs: run(fn, callbacks=[...]).", stacklevel=2
+            "ray_logger.log: there is no callback that takes this. Give some to an elastic job: run(fn, callbacks=[...]).",
+            stacklevel=2,
         )

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -17,6 +17,8 @@ from corro.ray._seats import meeting_place, seats
 from corro.ray.elastic import ElasticRayExecutor
 
 __all__ = ["Coordinator", "MiniSettings", "RayExecutor"]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -95,7 +97,7 @@ class Coordinator:
     def _in_order(self) -> list[str]:
         missing = [rank for rank in range(len(self._nodes)) if rank not in self._nodes]
         if missing:
-            raise ValueError(f"rank {missing[0]} has not registered, and {len(self._nodes)} ranks have.")
+            raise ValueError(f"rank {missing[0]} has not registered, but {len(self._nodes)} other ranks have.")
         return [self._nodes[rank] for rank in range(len(self._nodes))]
 
 
@@ -202,7 +204,9 @@ class RayExecutor:
         assert self.num_workers is None or self.num_hosts is None, "give num_workers or num_hosts, not both"
         count = self.num_workers or (self.num_hosts or 0) * self.num_workers_per_host
         if count < 1:
-            raise ValueError("how many workers? Give num_workers, or num_hosts and num_workers_per_host.")
+            raise ValueError(
+                "the number of workers is not given: give num_workers, or num_hosts and num_workers_per_host."
+            )
         shape = Shape(count, self.num_hosts, self._cpus, self._gpus)
         self._job = FixedJob.start(shape, self.settings, self._use_current, executable, variables)
 
@@ -229,11 +233,11 @@ class RayExecutor:
 
     def run(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., T],
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-        callbacks: Sequence[Callable[..., Any]] | None = None,
-    ) -> list[Any]:
+        callbacks: Sequence[Callable[[dict[str, Any]], Any]] | None = None,
+    ) -> list[T]:
         """Calls `fn(*args, **kwargs)` in every worker; the results, by rank. `callbacks` are for elastic jobs."""
         return self._started().execute(_call(fn, args, kwargs), callbacks)
 
@@ -243,11 +247,13 @@ class RayExecutor:
         """As `run`, at once: Ray's references to the results."""
         return self._started().execute_remote(_call(fn, args, kwargs))
 
-    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[..., Any]] | None = None) -> list[Any]:
+    def execute(
+        self, fn: Callable[[Any], T], callbacks: Sequence[Callable[[dict[str, Any]], Any]] | None = None
+    ) -> list[T]:
         """Calls `fn(executable)` in every worker; the results, by rank."""
         return self._started().execute(fn, callbacks)
 
-    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+    def execute_single(self, fn: Callable[[Any], T]) -> T:
         """Calls `fn(executable)` in the worker of rank 0."""
         return self._started().execute_single(fn)
 
@@ -270,23 +276,23 @@ class _ElasticJob:
         self._executor = executor
         self._executable = executable
 
-    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[..., Any]] | None) -> list[Any]:
+    def execute(self, fn: Callable[[Any], T], callbacks: Sequence[Callable[[dict[str, Any]], Any]] | None) -> list[T]:
         kind, args, kwargs = self._executable
 
-        def call() -> Any:
+        def call() -> T:
             return fn(kind(*args, **kwargs) if kind is not None else None)
 
         return self._executor.run(call, callbacks)
 
     def execute_remote(self, fn: Callable[[Any], Any]) -> list[Any]:
-        raise NotImplementedError("run_remote is for fixed jobs: an elastic one has no workers between calls. Use run.")
+        raise NotImplementedError("run_remote is for fixed jobs: an elastic job has no workers between calls. Use run.")
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         raise NotImplementedError(
-            "execute_single is for fixed jobs: in an elastic one nobody stays rank 0. Use execute."
+            "execute_single is for fixed jobs: in an elastic job another worker may become rank 0. Use execute."
         )
 
 
-def _call(fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Callable[[Any], Any]:
+def _call(fn: Callable[..., T], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Callable[[Any], T]:
     given, named = list(args or ()), dict(kwargs or {})
     return lambda _: fn(*given, **named)

@@ -137,7 +137,9 @@ def run_elastic(
     fewest = _count("min_num_proc", min_num_proc, count)
     most = _count("max_num_proc", max_num_proc, count)
     if not fewest <= count <= most:
-        raise ValueError(f"min_num_proc {fewest}, num_proc {count}, max_num_proc {most}: they must not fall.")
+        raise ValueError(
+            f"min_num_proc is {fewest}, num_proc {count}, max_num_proc {most}: need min <= num_proc <= max."
+        )
     flags = [f"--num-proc={count}", f"--min-num-proc={fewest}", f"--max-num-proc={most}"]
     if elastic_timeout is not None:
         flags.append(f"--elastic-timeout={elastic_timeout:g}")

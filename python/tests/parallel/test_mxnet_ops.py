@@ -118,7 +118,7 @@ def test_trainer(options):
 def test_a_trainer_unwraps_an_optimizer():
     net = mx.gluon.nn.Dense(1, in_units=2)
     net.initialize()
-    with pytest.warns(UserWarning, match="unwrapped"):
+    with pytest.warns(UserWarning, match="needs a plain optimizer"):
         hvd.DistributedTrainer(net.collect_params(), hvd.DistributedOptimizer(mx.optimizer.SGD()))
 
 

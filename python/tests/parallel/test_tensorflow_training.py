@@ -1,5 +1,7 @@
 """Tapes, optimizers, aggregation, batch normalisation, variables and states of TensorFlow."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -404,3 +406,21 @@ def test_a_lost_collective_is_an_internal_error_to_elastic_training(error, lost)
     state = hvd.elastic.TensorFlowState([tf.Variable(1.0)])
     with pytest.raises(hvd.HorovodInternalError if lost else type(error)):
         hvd.elastic._translated(fail)(state)
+
+
+def test_what_an_optimizer_of_keras_ignores_is_said_once():
+    options = {"op": hvd.Sum, "groups": 2}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        optimizers = [
+            hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), name="ignores", **options) for _ in range(2)
+        ]
+    texts = [str(warning.message) for warning in seen if "ignores" in str(warning.message)]
+    assert [text.split(" for an optimizer of Keras")[0].split("ignores ")[1] for text in texts] == ["op=Sum", "groups"]
+    # As in Horovod.
+    weight = tf.Variable([0.0])
+    optimizers[0].apply_gradients([(tf.constant([hvd.rank() + 1.0]), weight)])
+    np.testing.assert_allclose(weight.numpy(), [-mean_of(lambda rank: rank + 1.0)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))

@@ -60,6 +60,31 @@ def test_a_right_training_hears_nothing(mode, options):
 
 
 @MODES
+def test_learning_rates_of_an_optimizer_that_differ(mode):
+    variable = tf.Variable([1.0, 2.0], name="table")
+    rate = 0.001 * (1 + hvd.rank())
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(rate))
+
+    def step():
+        optimizer.minimize(lambda: tf.reduce_sum(variable) * (hvd.rank() + 1.0), var_list=[variable])
+
+    step = step if mode == "eager" else tf.function(step)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            step()
+        deadline = time.monotonic() + 60
+        while hvd.rank() == 0 and hvd.size() > 1 and not seen and time.monotonic() < deadline:
+            time.sleep(0.01)
+        hvd.allgather_object("here")
+    texts = [str(warning.message) for warning in seen if "CORRO_CHECKS" in str(warning.message)]
+    if hvd.rank() == 0 and hvd.size() > 1:
+        assert "the learning rate is 0.001 on rank 0 but 0.002 on rank 1" in texts[0], texts
+    else:
+        assert texts == []
+
+
+@MODES
 def test_all_checks_raise(mode, monkeypatch):
     if hvd.size() == 1:
         return

@@ -140,9 +140,9 @@ def test_prefetched_ids_must_come() -> None:
     bag.prefetch(ids)
     bag(ids)["a"].sum().backward()
     emb.prefetch(torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="prefetched before"):
+    with pytest.raises(ValueError, match="prefetched already"):
         emb.prefetch(torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="other ids"):
+    with pytest.raises(ValueError, match="not those that were prefetched"):
         emb(torch.tensor([1, 3]))
 
 

@@ -202,3 +202,28 @@ def test_an_empty_metric_is_gathered_too():
     mine = torch.arange(float(hvd.rank() * 2)).reshape(hvd.rank(), 2)
     assert [part.shape[0] for part in gather(mine)] == list(range(hvd.size()))
     assert [part.shape for part in gather(torch.tensor(1.0))] == [torch.Size([])] * hvd.size()
+
+
+def test_accelerate_for_one_process_and_corro_for_the_rest():
+    """As docs/lightning.md shows it: ranks differ in weights and data, and are alike after each step."""
+    accelerate = pytest.importorskip("accelerate")
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    x = samples().tensors[0]
+    model = nn.Linear(4, 1)
+    accelerator = accelerate.Accelerator(cpu=True)
+    mine = TensorDataset(x[hvd.rank() :: hvd.size()])
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.05), DataLoader(mine, 4)
+    )
+    assert accelerator.num_processes == 1
+    optimizer.optimizer = hvd.DistributedOptimizer(optimizer.optimizer, model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    before = state(model)
+    for (batch,) in loader:
+        optimizer.zero_grad()
+        accelerator.backward((model(batch) - batch.sum(1, keepdim=True)).pow(2).mean())
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        assert_same_on_all_ranks(state(model))
+    assert state(model) != before

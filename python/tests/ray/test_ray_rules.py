@@ -143,7 +143,7 @@ def test_interfaces_become_variables() -> None:
 
 def test_a_logger_to_whom_nobody_listens_says_so_once() -> None:
     ray_logger.configure(None)
-    with pytest.warns(UserWarning, match="nobody listens"):
+    with pytest.warns(UserWarning, match="no callback that takes this"):
         ray_logger.log({"loss": 1})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -78,7 +78,7 @@ def test_nothing_can_be_read_changed_repeated_or_left_out_on_the_way() -> None:
 def test_a_length_that_is_too_long_is_refused_before_it_is_read() -> None:
     away, there = socket.socketpair()
     away.sendall((1 << 31).to_bytes(4, "big"))
-    with pytest.raises(OSError, match="are the most"):
+    with pytest.raises(OSError, match="the limit is"):
         channels.Channel(there, KEY, is_client=False).receive()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +97,8 @@ def test_what_is_wrong_is_said_before_anything_runs(application: Any, rows: Any,
     fails("both given", loss_constructors=[models.torch_loss])
     fails("no column z", feature_cols=["z"])
     fails("1 feature_cols and 2 input_shapes", input_shapes=[[3], [3]])
-    fails("column features has 3 numbers in a row, and the model wants 4", input_shapes=[[-1, 4]])
-    fails("column y has 1 numbers in a row, and the model wants 2", label_shapes=[[2]])
+    fails("column features has 3 numbers in each row, but the model wants 4", input_shapes=[[-1, 4]])
+    fails("column y has 1 numbers in each row, but the model wants 2", label_shapes=[[2]])
     fails("validation is 1.5", validation=1.5)
     fails("validation names the column", validation="nothing")
     fails("backward_passes_per_step is 0", backward_passes_per_step=0)
@@ -125,3 +128,20 @@ def test_horovods_names() -> None:
     for kind in (horovod.spark.torch.TorchEstimator, horovod.spark.keras.KerasEstimator):
         estimator = kind()
         assert (estimator.getBatchSize(), estimator.getPartitionsPerProcess(), estimator.getEpochs()) == (32, 10, 1)
+
+
+@pytest.mark.parametrize("where", ["torch", "keras", "jax", "lightning"])
+def test_checkers_know_all_parameters(where: str) -> None:
+    """`getX` and `setX` are made while the program runs, and written down for type checkers: none more, and none less."""
+    module = importlib.import_module(f"corro.spark.{where}")
+    for kind in (getattr(module, name) for name in module.__all__):
+        made = {
+            f"{verb}{''.join(word.capitalize() for word in name.split('_'))}"
+            for name in kind._tables
+            for verb in ("get", "set")
+        }
+        tree = [ast.parse(inspect.getsource(owner)) for owner in kind.__mro__ if owner.__module__.startswith("corro.")]
+        written = [node for part in tree for node in ast.walk(part) if isinstance(node, ast.AnnAssign)]
+        methods = {"getHistory", "getRunId"} if "history" in kind._tables else set()
+        told = {node.target.id for node in written if isinstance(node.target, ast.Name)}
+        assert {name for name in told if name[:3] in ("get", "set")} | methods == made, kind

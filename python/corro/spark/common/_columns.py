@@ -48,7 +48,9 @@ def _vectors(array: Any) -> np.ndarray:
     sizes = np.where(is_dense, counts, np.nan_to_num(sizes)).astype(np.int64)
     width = int(sizes.max())
     if not (sizes == width).all():
-        raise ValueError(f"a column of vectors has some of {int(sizes.min())} and some of {width} elements.")
+        raise ValueError(
+            f"a column has vectors of {int(sizes.min())} and of {width} elements: all must have the same length."
+        )
     dense = np.zeros((len(array), width))
     values = pc.list_flatten(array.field("values")).to_numpy(zero_copy_only=False)
     of_row = np.repeat(np.arange(len(array)), counts)

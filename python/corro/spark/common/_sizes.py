@@ -38,5 +38,5 @@ def check_sizes(sizes: Mapping[str, int], names: Sequence[str], shapes: Sequence
             continue
         if math.prod(wanted) != sizes[name]:
             raise ValueError(
-                f"column {name} has {sizes[name]} numbers in a row, and the model wants {math.prod(wanted)}: {wanted}."
+                f"column {name} has {sizes[name]} numbers in each row, but the model wants {math.prod(wanted)}: {wanted}."
             )

@@ -111,7 +111,9 @@ class Training:
 def _shaped(batch: Mapping[str, np.ndarray], names: Sequence[str], shapes: Any) -> list[np.ndarray]:
     missing = [name for name in names if name not in batch]
     if missing:
-        raise ValueError(f"there is no column {', '.join(missing)} in what was read: it has {', '.join(batch)}.")
+        raise ValueError(
+            f"there is no column {', '.join(missing)} in the rows that were read; they have {', '.join(batch)}."
+        )
     wanted = shapes or [None] * len(names)
     return [as_input(batch[name], shape) for name, shape in zip(names, wanted, strict=True)]
 
@@ -122,7 +124,7 @@ def as_input(array: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
     A shape may begin with -1, for the number of rows, or leave it out.
     """
     if array.dtype == object:
-        raise ValueError("a column holds neither numbers nor lists of one length: make them so by a transformation_fn.")
+        raise ValueError("a column must hold numbers, or lists of equal length. Convert it by a transformation_fn.")
     array = np.ascontiguousarray(array.astype(np.float32) if array.dtype == np.float64 else array)
     if shape is None:
         return array

@@ -5,7 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["DataModule", "NVTabularDataModule", "ParquetDataModule", "PetastormDataModule"]
 
@@ -66,7 +69,7 @@ class DataModule:
         self.verbose = verbose
         self.options = kwargs
 
-    def __enter__(self) -> DataModule:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -133,7 +136,7 @@ PetastormDataModule = ParquetDataModule
 
 
 class NVTabularDataModule(ParquetDataModule):
-    """Takes the place of the one that reads by NVIDIA's NVTabular, straight into the memory of GPUs.
+    """Replaces Horovod's module of this name, which reads by NVIDIA's NVTabular, straight into the memory of GPUs.
 
     NVTabular's last release is of 2023. This reads the same rows as `ParquetDataModule`, through the memory of
     the host, and warns of that.
@@ -153,6 +156,6 @@ class NVTabularDataModule(ParquetDataModule):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         warnings.warn(
-            "NVTabularDataModule reads as ParquetDataModule does, not by NVTabular: rows come through the host's memory.",
+            "NVTabularDataModule reads as ParquetDataModule does, not by NVTabular: rows go through the host's memory.",
             stacklevel=2,
         )

@@ -11,9 +11,10 @@ import tempfile
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pyspark.ml import Estimator, Model
+from pyspark.ml.param import Param
 
 from corro.spark._spark_job import active_context
 from corro.spark.common._prepare import prepare
@@ -26,13 +27,30 @@ from corro.spark.common.util import to_list
 
 __all__ = ["HorovodEstimator", "HorovodModel"]
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
-class HorovodEstimator(Estimator, EstimatorParams, Saved):
+TrainedModel = TypeVar("TrainedModel", bound="HorovodModel")
+
+
+class HorovodEstimator(Estimator[TrainedModel], EstimatorParams, Saved):
     """Trains on all processes of a backend, and gives a model. See `TorchEstimator` and its kin."""
 
     _prefix = "run"
 
-    def fit_on_parquet(self, params: Mapping[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
+    if TYPE_CHECKING:
+        # Spark's own, whose `params` strict checkers take for unknown in part.
+        @overload
+        def fit(self, dataset: DataFrame, params: dict[Param[Any], Any] | None = None) -> TrainedModel: ...
+        @overload
+        def fit(
+            self, dataset: DataFrame, params: list[dict[Param[Any], Any]] | tuple[dict[Param[Any], Any], ...]
+        ) -> list[TrainedModel]: ...
+        def fit(self, dataset: DataFrame, params: Any = None) -> Any: ...
+
+    def fit_on_parquet(
+        self, params: Mapping[Param[Any], Any] | None = None, dataset_idx: int | None = None
+    ) -> TrainedModel:
         """As `fit`, with Parquet files that are in the store already, at its train and validation paths."""
         if params:
             return self.copy(dict(params)).fit_on_parquet(dataset_idx=dataset_idx)
@@ -43,7 +61,7 @@ class HorovodEstimator(Estimator, EstimatorParams, Saved):
             raise ValueError(f"there are no Parquet files at {train}: write them there, or call fit(df).")
         return self._train(train, val if self._ask("validation") and store.is_parquet_dataset(val) else None)
 
-    def _fit(self, dataset: Any) -> Any:
+    def _fit(self, dataset: Any) -> TrainedModel:
         self._check()
         store = self._ask("store")
         weight = self._ask("sample_weight_col")
@@ -60,7 +78,7 @@ class HorovodEstimator(Estimator, EstimatorParams, Saved):
         val = store.get_val_data_path(ready.idx) if ready.val_rows else None
         return self._train(store.get_train_data_path(ready.idx), val)
 
-    def _train(self, train_dir: str, val_dir: str | None) -> Any:
+    def _train(self, train_dir: str, val_dir: str | None) -> TrainedModel:
         store = self._ask("store")
         run_id = self._ask("run_id") or f"{self._prefix}_{time.time_ns() // 1_000_000}"
         training = Training(store, run_id, train_dir, val_dir, self._options())
@@ -107,12 +125,16 @@ class HorovodEstimator(Estimator, EstimatorParams, Saved):
         """What each process runs. The result of rank 0 goes to `_model`."""
         raise NotImplementedError
 
-    def _model(self, training: Training, result: Any) -> Any:
+    def _model(self, training: Training, result: Any) -> TrainedModel:
         raise NotImplementedError
 
 
 class HorovodModel(Model, ModelParams, Saved):
     """A trained model: `transform` adds its predictions to a DataFrame, as columns `<label>__output`."""
+
+    if TYPE_CHECKING:
+        # As `fit`.
+        def transform(self, dataset: DataFrame, params: dict[Param[Any], Any] | None = None) -> DataFrame: ...
 
     def getHistory(self) -> Any:  # noqa: N802 - Spark's way to name it
         """What was measured: a list with a number for each epoch, by name."""
@@ -149,7 +171,7 @@ class HorovodModel(Model, ModelParams, Saved):
         # A model that knows no shapes is tried on the first row.
         widths = _widths(self._shapes() or self._tried(dataset.select(given.alias("row")).select("row.*")))
         if len(widths) != len(names):
-            raise ValueError(f"the model puts out {len(widths)} arrays, and there are {len(names)} label_columns.")
+            raise ValueError(f"the model gives {len(widths)} arrays, but there are {len(names)} label_columns.")
         number = types.DoubleType()
         fields = [
             types.StructField(f"c{at}", number if width is None else types.ArrayType(number))

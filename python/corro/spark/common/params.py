@@ -8,11 +8,18 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
+from corro.spark.common._accessors import EstimatorAccessors, ModelAccessors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["EstimatorParams", "ModelParams"]
+
+Class = TypeVar("Class", bound=type)
 
 # No default: asking for it before it is set is an error.
 _REQUIRED = object()
@@ -92,7 +99,7 @@ def _accessors(name: str, meaning: str) -> tuple[Callable[[Any], Any], Callable[
     return get, put
 
 
-def with_params(table: Mapping[str, tuple[str, Any]]) -> Callable[[type], type]:
+def with_params(table: Mapping[str, tuple[str, Any]]) -> Callable[[Class], Class]:
     """Gives a class the parameters of a table."""
 
     def decorate(cls: Any) -> Any:
@@ -133,10 +140,10 @@ class _Tabled(Params):
 
 
 @with_params(ESTIMATOR)
-class EstimatorParams(_Tabled):
+class EstimatorParams(_Tabled, EstimatorAccessors):
     """What all estimators share, and what is wrong if it is wrong."""
 
-    def setParams(self, **kwargs: Any) -> EstimatorParams:  # noqa: N802 - Spark's way to name it
+    def setParams(self, **kwargs: Any) -> Self:  # noqa: N802 - Spark's way to name it
         """Several parameters at once, by name."""
         self._given(kwargs)
         return self
@@ -161,7 +168,7 @@ class EstimatorParams(_Tabled):
         run_id = self._ask("run_id")
         if run_id is not None and not re.fullmatch(r"[\w.-]+", run_id):
             raise ValueError(
-                f"run_id is {run_id!r}: letters, digits, dots, dashes and underscores make a folder's name."
+                f"run_id is {run_id!r}: it names a folder, so use letters, digits, dots, dashes and underscores only."
             )
 
     def _weights(self) -> list[float]:
@@ -175,7 +182,7 @@ class EstimatorParams(_Tabled):
 
 
 @with_params(MODEL)
-class ModelParams(_Tabled):
+class ModelParams(_Tabled, ModelAccessors):
     """What all trained models share."""
 
     def _outputs(self) -> list[str]:

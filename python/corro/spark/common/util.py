@@ -36,7 +36,7 @@ def check_validation(validation: Any, df: Any = None) -> None:
 
 
 def to_list(var: Any, length: int) -> list[Any]:
-    """As many as `length`: one is repeated, a list must have that many.
+    """A list of `length` values: a single value is repeated, and a list must have that many.
 
     Example:
         >>> from corro.spark.common.util import to_list
@@ -47,5 +47,7 @@ def to_list(var: Any, length: int) -> list[Any]:
     if len(given) == 1:
         given = given * length
     if len(given) != length:
-        raise ValueError(f"{len(given)} were given where {length} are needed: give one, or one for each.")
+        raise ValueError(
+            f"{len(given)} values were given, but {length} are needed: give one value for all, or one for each."
+        )
     return given

@@ -122,7 +122,7 @@ class PytorchInfiniteDataLoader(PytorchDataLoader):
 
 
 class PytorchInmemDataLoader(PytorchDataLoader):
-    """As `PytorchDataLoader`, which reads its reader once and keeps the rows; they are all mixed if any are.
+    """As `PytorchDataLoader`, but it reads its reader only once and keeps the rows. If rows are mixed, all of them are.
 
     Example:
         >>> import numpy

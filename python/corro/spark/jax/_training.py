@@ -146,7 +146,7 @@ class _Job:
 
         outputs = _listed(jax.eval_shape(self._apply, self.params, *inputs))
         if len(outputs) != len(self._losses):
-            raise ValueError(f"the model puts out {len(outputs)} arrays, and there are {len(self._losses)} label_cols.")
+            raise ValueError(f"the model gives {len(outputs)} arrays, but there are {len(self._losses)} label_cols.")
         return [list(output.shape[1:]) for output in outputs]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -12,6 +12,9 @@ from corro.spark.common._training import Training, as_input
 from corro.spark.common.estimator import HorovodEstimator, HorovodModel
 from corro.spark.common.params import with_params
 from corro.spark.jax._training import apply_of, train
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["JaxEstimator", "JaxModel"]
 
@@ -21,7 +24,7 @@ _SHAPES = {"input_shapes": ("the shape of each feature, without the batch's size
 @with_params(
     {**_SHAPES, "initial_params": ("the parameters to begin with; the model's `init` makes them, unless set", None)}
 )
-class JaxEstimator(HorovodEstimator):
+class JaxEstimator(HorovodEstimator["JaxModel"]):
     """Trains a function `model(params, *features)`, or a Flax module, on the processes of `corro.spark.run`.
 
     `optimizer` is optax', and its steps are multiplied by the number of processes. `loss` is a function of output and label
@@ -43,6 +46,12 @@ class JaxEstimator(HorovodEstimator):
     """
 
     _prefix = "jax"
+
+    if TYPE_CHECKING:  # made by `with_params`
+        getInputShapes: Callable[[], Any]
+        setInputShapes: Callable[[Any], Self]
+        getInitialParams: Callable[[], Any]
+        setInitialParams: Callable[[Any], Self]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()
@@ -93,6 +102,14 @@ class JaxModel(HorovodModel):
         >>> model.getTrainedParams()
         2.0
     """
+
+    if TYPE_CHECKING:  # made by `with_params`
+        getInputShapes: Callable[[], Any]
+        setInputShapes: Callable[[Any], Self]
+        getTrainedParams: Callable[[], Any]
+        setTrainedParams: Callable[[Any], Self]
+        getOutputShapes: Callable[[], Any]
+        setOutputShapes: Callable[[Any], Self]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()

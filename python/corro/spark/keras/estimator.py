@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corro.spark.common._training import Training, as_input
 from corro.spark.common.estimator import HorovodEstimator, HorovodModel
 from corro.spark.common.params import with_params
 from corro.spark.keras._serial import as_config, from_config, model_bytes, model_of
 from corro.spark.keras._training import train
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["KerasEstimator", "KerasModel"]
 
@@ -26,7 +29,7 @@ _CUSTOM: dict[str, tuple[str, Any]] = {
         "backend_env": ("variables for the training processes", {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}),
     }
 )
-class KerasEstimator(HorovodEstimator):
+class KerasEstimator(HorovodEstimator["KerasModel"]):
     """Trains a Keras model on the processes of `corro.spark.run`, each with its share of a DataFrame's rows.
 
     Keras 3 on any of its backends: processes use that of the driver. `optimizer` and `loss` are what `compile` takes, or
@@ -47,6 +50,14 @@ class KerasEstimator(HorovodEstimator):
     """
 
     _prefix = "keras"
+
+    if TYPE_CHECKING:  # made by `with_params`
+        getCustomObjects: Callable[[], dict[str, Any]]
+        setCustomObjects: Callable[[dict[str, Any]], Self]
+        getCheckpointCallback: Callable[[], Any]
+        setCheckpointCallback: Callable[[Any], Self]
+        getBackendEnv: Callable[[], dict[str, str]]
+        setBackendEnv: Callable[[dict[str, str]], Self]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()
@@ -122,6 +133,10 @@ class KerasModel(HorovodModel):
         >>> KerasModel(model=model, feature_columns=["x"], label_columns=["y"]).getLabelColumns()
         ['y']
     """
+
+    if TYPE_CHECKING:  # made by `with_params`
+        getCustomObjects: Callable[[], dict[str, Any]]
+        setCustomObjects: Callable[[dict[str, Any]], Self]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -12,6 +12,9 @@ from corro.spark.common._training import Training
 from corro.spark.common.params import with_params
 from corro.spark.lightning._training import package_of, train
 from corro.spark.torch import estimator as plain
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["LightningEstimator", "LightningModel", "TorchEstimator", "TorchModel"]
 
@@ -59,6 +62,28 @@ class TorchEstimator(plain.TorchEstimator):
         ... )
         >>> model = estimator.fit(df)  # doctest: +SKIP
     """
+
+    if TYPE_CHECKING:  # made by `with_params`
+        getNumGpus: Callable[[], int | None]
+        setNumGpus: Callable[[int | None], Self]
+        getLogger: Callable[[], Any]
+        setLogger: Callable[[Any], Self]
+        getLogEveryNSteps: Callable[[], int]
+        setLogEveryNSteps: Callable[[int], Self]
+        getLoaderNumEpochs: Callable[[], Any]
+        setLoaderNumEpochs: Callable[[Any], Self]
+        getTerminateOnNan: Callable[[], bool]
+        setTerminateOnNan: Callable[[bool], Self]
+        getProfiler: Callable[[], Any]
+        setProfiler: Callable[[Any], Self]
+        getTrainerArgs: Callable[[], dict[str, Any] | None]
+        setTrainerArgs: Callable[[dict[str, Any] | None], Self]
+        getDebugDataLoader: Callable[[], bool]
+        setDebugDataLoader: Callable[[bool], Self]
+        getTrainAsyncDataLoaderQueueSize: Callable[[], Any]
+        setTrainAsyncDataLoaderQueueSize: Callable[[Any], Self]
+        getValAsyncDataLoaderQueueSize: Callable[[], Any]
+        setValAsyncDataLoaderQueueSize: Callable[[Any], Self]
 
     def _check(self) -> None:
         if package_of(self._ask("model")) is None:

@@ -26,8 +26,8 @@ def serve(
 ) -> None:
     """Runs a worker in each slot of the active Spark application until the training is over.
 
-    As many as Spark's default parallelism; `ValueError` unless each of the dispatchers has equally many. `timeout` is how
-    many seconds workers and trainings wait for each other.
+    There are as many as Spark's default parallelism; `ValueError` unless that is a multiple of `dispatchers`. `timeout`
+    is how many seconds workers and trainings wait for each other.
 
     Example:
         >>> from corro.spark.tensorflow.compute_worker import serve

@@ -152,7 +152,7 @@ class _Job:
             self._optimizer.zero_grad()
         outputs = _listed(self.model(*inputs))
         if len(outputs) != len(labels):
-            raise ValueError(f"the model puts out {len(outputs)} tensors, and there are {len(labels)} label_cols.")
+            raise ValueError(f"the model gives {len(outputs)} tensors, but there are {len(labels)} label_cols.")
         self.shapes = self.shapes or [list(output.shape[1:]) for output in outputs]
         custom = self._training["train_minibatch_fn"]
         if custom is not None and is_training:

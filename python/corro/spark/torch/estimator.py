@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -13,6 +13,9 @@ from corro.spark.common._training import Training, as_input
 from corro.spark.common.estimator import HorovodEstimator, HorovodModel
 from corro.spark.common.params import with_params
 from corro.spark.torch._training import train
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["TorchEstimator", "TorchModel"]
 
@@ -26,7 +29,7 @@ _MORE = {
 
 
 @with_params(_MORE)
-class TorchEstimator(HorovodEstimator):
+class TorchEstimator(HorovodEstimator["TorchModel"]):
     """Trains a `torch.nn.Module` on the processes of `corro.spark.run`, each with its share of a DataFrame's rows.
 
     `optimizer` is one of the model's own parameters; its learning rate is multiplied by the number of processes. `loss` is a
@@ -47,6 +50,12 @@ class TorchEstimator(HorovodEstimator):
     """
 
     _prefix = "pytorch"
+
+    if TYPE_CHECKING:  # made by `with_params`
+        getInputShapes: Callable[[], Any]
+        setInputShapes: Callable[[Any], Self]
+        getTrainMinibatchFn: Callable[[], Any]
+        setTrainMinibatchFn: Callable[[Any], Self]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()
@@ -102,6 +111,12 @@ class TorchModel(HorovodModel):
         >>> TorchModel(model=torch.nn.Linear(2, 1), feature_columns=["x"], label_columns=["y"]).getFeatureColumns()
         ['x']
     """
+
+    if TYPE_CHECKING:  # made by `with_params`
+        getInputShapes: Callable[[], Any]
+        setInputShapes: Callable[[Any], Self]
+        getOutputShapes: Callable[[], Any]
+        setOutputShapes: Callable[[Any], Self]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()
