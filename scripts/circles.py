@@ -3,6 +3,10 @@
 Run by `make lint`. A file needs another if it names something of it: by `use`, or by a path that begins with `crate`,
 `super`, `self` or a module of its own. Names that a module only passes on (`pub use`) are followed to the file that has
 them. What a file declares (`mod x;`) or passes on, it does not need. Tests don't count.
+
+What it does not see: calls of methods. Where the methods of one type are spread over several files, they call each other
+in any direction without naming a file, and no circle is reported: `Node` in `corro-agreement/src/node`, `ProcessSet` in
+`corro-engine/src/set`. Such a folder is one unit, to be read as a whole.
 """
 
 import re

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 
 use corro_core::DType;
 use corro_server::frame::{Reader, Request, Response, StoreSetup, encode};
+use corro_server::protocol::{Payload, ServerId, WorkerId};
 use corro_server::session::{KeySpec, Session};
 use corro_server::shard::Shard;
-use corro_server::words::Payload;
 use corro_server::{Code, Consistency, Rule};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -21,21 +21,22 @@ pub fn run(bytes: &[u8]) {
         2 => (Consistency::Ssp { bound: 1 }, Rule::Add),
         _ => (Consistency::Async { staleness_lr: true }, Rule::Update),
     };
-    let setup = StoreSetup { store: 1, workers: 2, consistency, servers: vec![address(1), address(2)], you: 0 };
+    let setup =
+        StoreSetup { store: 1, workers: 2, consistency, servers: vec![address(1), address(2)], you: ServerId(0) };
     let Ok(mut shard) = Shard::new(setup.clone()) else { return };
-    let mut session = Session::new(0, setup, vec![1.0, 1.0]);
+    let mut session = Session::new(WorkerId(0), setup, vec![1.0, 1.0]);
     for (name, code) in [("x", None), ("y", Some(Code::Int8 { block: 32 }))] {
         let spec = KeySpec { name: name.into(), dtype: DType::F32, rows: 2, width: 1, rule, striped: false, code };
         let _ = session.init(spec, None);
     }
-    while let Some((request, payload)) = session.take(0) {
-        shard.handle(0, request.clone(), payload.clone());
-        shard.handle(1, request, payload);
+    while let Some((request, payload)) = session.take(ServerId(0)) {
+        shard.handle(WorkerId(0), request.clone(), payload.clone());
+        shard.handle(WorkerId(1), request, payload);
     }
     for (request, payload) in hear::<Request>(rest, kind) {
         match kind >> 6 {
-            0 => drop(shard.keep(1, request, payload)),
-            worker => shard.handle(u32::from(worker) - 1, request, payload),
+            0 => drop(shard.keep(ServerId(1), request, payload)),
+            worker => shard.handle(WorkerId(u32::from(worker) - 1), request, payload),
         }
         assert!(shard.take_output().len() < 10_000);
     }
@@ -46,8 +47,8 @@ pub fn run(bytes: &[u8]) {
         session.pull("y", 0),
     );
     for (response, payload) in hear::<Response>(rest, kind) {
-        let _ = session.hear(u32::from(kind & 1), response, payload);
-        while session.take(0).or_else(|| session.take(1)).is_some() {}
+        let _ = session.hear(ServerId(u32::from(kind & 1)), response, payload);
+        while session.take(ServerId(0)).or_else(|| session.take(ServerId(1))).is_some() {}
     }
 }
 
