@@ -37,6 +37,8 @@ JOBS = [
     ("2 ranks, expandable segments", 2, "run.py", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     ("2 ranks, staged", 2, "run.py", {"CORRO_GPU_PLANE": "staged"}),
     ("2 ranks, NCCL", 2, "run.py", {"CORRO_GPU_PLANE": "nccl"}),
+    ("2 ranks, deadlock", 2, "deadlock.py", {"CORRO_TIMEOUT": "60"}),
+    ("2 ranks, deadlock, staged", 2, "deadlock.py", {"CORRO_TIMEOUT": "60", "CORRO_GPU_PLANE": "staged"}),
     ("JAX, 2 ranks", 2, "run_jax.py", {}),
     ("JAX, 4 ranks, staged", 4, "run_jax.py", {"CORRO_GPU_PLANE": "staged"}),
     ("TensorFlow, 2 ranks", 2, "run_tensorflow.py", {}),
