@@ -3,7 +3,7 @@
 //!
 //! Pure: the environment is an argument. Whoever starts first (the launcher, else rank 0) tells the user, once.
 
-use super::{Kind, REPORTED, VARIABLES, Variable};
+use super::{Kind, LOG_LEVEL, REPORTED, VARIABLES, Variable};
 
 /// Knobs of Horovod's that have no effect in Corro, and why.
 pub static WITHOUT_EFFECT: &[(&str, &str)] = &[
@@ -105,6 +105,8 @@ fn not_taken(variable: &Variable, name: &str, value: &str) -> (String, bool) {
     match variable.kind {
         // Horovod's rule: whatever is not yes is no.
         Kind::Flag | Kind::FlagOrAuto => (format!("{text}; it counts as 0"), false),
+        // No reason to end a job.
+        _ if variable.name == LOG_LEVEL.name => (format!("{text}; the default is {}", variable.default), false),
         _ => (text, true),
     }
 }
@@ -171,7 +173,7 @@ mod tests {
         };
         for (name, value, want) in [
             ("CORRO_TIMEOUT", "soon", Some(true)),
-            ("HOROVOD_LOG_LEVEL", "loud", Some(true)),
+            ("HOROVOD_LOG_LEVEL", "loud", Some(false)),
             ("CORRO_CHECKS", "off", None),
             ("CORRO_CHECKS", "ON", None),
             ("CORRO_CHECKS", "2", None),

@@ -1,7 +1,7 @@
 //! What an agent itself has to say: lines of the one log, which the launcher shows; on the agent's own standard error where there is
 //! no launcher that could.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use corro_core::config::{LOG_LEVEL, Variable};
 use corro_log::{Log, Options};
@@ -11,32 +11,30 @@ use tracing::level_filters::LevelFilter;
 /// Lines that wait to be passed on; more are lost.
 const MAX_LINES: usize = 1000;
 
-/// See the module.
-#[derive(Clone, Debug, Default)]
-pub(super) struct OwnLog(Arc<Mutex<Vec<String>>>);
+/// Said and not yet passed on. A process has one log, whatever launchers its agent serves one after the other.
+static WAITING: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-impl OwnLog {
-    /// From now on all that crates say in this process is kept for the launcher, as far as its environment wants to hear it.
-    pub(super) fn start(&self, environment: &[(ByteBuf, ByteBuf)]) {
-        let waiting = Self(Arc::clone(&self.0));
-        let sink = move |line: &str| {
-            let mut lines = waiting.lines();
-            if lines.len() < MAX_LINES {
-                lines.push(line.to_owned());
-            }
-        };
-        let options = Options::of(|variable| value(environment, variable));
-        corro_log::init_to(options, &speaker(), Box::new(sink));
-    }
+/// From now on all that crates say in this process is kept for the launcher, as far as its environment wants to hear it. (That
+/// of the first launcher, if there are several.)
+pub(super) fn start(environment: &[(ByteBuf, ByteBuf)]) {
+    let sink = |line: &str| {
+        let mut lines = waiting();
+        if lines.len() < MAX_LINES {
+            lines.push(line.to_owned());
+        }
+    };
+    waiting().clear();
+    let options = Options::of(|variable| value(environment, variable));
+    corro_log::init_to(options, &speaker(), Box::new(sink));
+}
 
-    /// What was said since the last time.
-    pub(super) fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.lines())
-    }
+/// What was said since the last time.
+pub(super) fn take() -> Vec<String> {
+    std::mem::take(&mut *waiting())
+}
 
-    fn lines(&self) -> MutexGuard<'_, Vec<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn waiting() -> MutexGuard<'static, Vec<String>> {
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Has what `say` says written to this process's standard error, as its own environment wants its log. Without

@@ -30,7 +30,6 @@ use tracing::level_filters::LevelFilter;
 
 pub(crate) use environment::{passed_on, passed_to_another_host};
 pub(crate) use home::Home;
-use log::OwnLog;
 use message::{Ending, Inbox, MAX_ORDER, Order, Report, Start};
 use process::Process;
 
@@ -93,7 +92,6 @@ struct Agent<'a> {
     outbox: Vec<u8>,
     processes: Vec<Process>,
     /// What it has to say itself.
-    log: OwnLog,
     started: bool,
     /// In an elastic job: how to start more processes.
     template: Option<LaunchTemplate>,
@@ -143,7 +141,6 @@ impl<'a> Agent<'a> {
             inbox: Inbox::default(),
             outbox: Vec::new(),
             processes: Vec::new(),
-            log: OwnLog::default(),
             started: false,
             template: None,
             orphaned_until: None,
@@ -201,7 +198,7 @@ impl<'a> Agent<'a> {
         self.read_ranks(room)?;
         self.reap()?;
         self.watch_the_clock()?;
-        for line in self.log.take() {
+        for line in log::take() {
             self.tell(&Report::Logged(line))?;
         }
         self.flush();
@@ -324,7 +321,7 @@ impl<'a> Agent<'a> {
     fn start(&mut self, mut order: Start) -> Result<()> {
         self.started = true;
         self.silence = order.silence_ms.map(Duration::from_millis);
-        self.log.start(&order.environment);
+        log::start(&order.environment);
         tracing::info!("starts {} processes", order.processes.len());
         if matches!(self.home, Home::Task(_) | Home::Joined(_)) {
             order.directory = home::directory()?;
