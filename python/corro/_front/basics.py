@@ -371,9 +371,7 @@ def nccl_built() -> int:
 
 
 def _tell_where_nccl_is() -> None:
-    """Frameworks bring NCCL as a package, and may not have loaded it yet."""
-    if not _native.takes_gpu_memory():
-        return
+    """Frameworks bring NCCL as a package, and may not have loaded it yet. Nothing is opened here: no driver either."""
     try:
         found = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:
