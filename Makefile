@@ -159,6 +159,7 @@ deep: fuzz sanitize audit sdist docs ## longer: fuzzing, sanitizers, source pack
 	.venv-test/bin/python python/tests/failing/failing_jobs.py --runs 200
 	CORRO_TEST_THOROUGH=1 python3 scripts/rust_test.py conformance
 	python3 scripts/rust_test.py --report target/rust-tests-slow.xml --ignored slow_jobs
+	CORRO_TEST_THOROUGH=1 scripts/python_test new
 	CORRO_TEST_THOROUGH=1 scripts/python_test tf
 	CORRO_TEST_THOROUGH=1 scripts/python_test jax
 	CORRO_TEST_SCHEDULES=300000 python3 scripts/rust_test.py /races -- --release
