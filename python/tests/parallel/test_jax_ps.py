@@ -67,7 +67,7 @@ def test_ranks_may_be_apart_and_all_still_learn(staleness: int | None) -> None:
 
 
 def test_wrong_words_are_explained() -> None:
-    with pytest.raises(ValueError, match="in their words"):
+    with pytest.raises(ValueError, match="the servers run the optimizer"):
         hvd.DistributedOptimizer(optax.sgd(0.1), mode="ps", staleness=1)
     with pytest.raises(ValueError, match='mode is "allreduce" or "ps"'):
         hvd.DistributedOptimizer(optax.sgd(0.1), mode="ring")
