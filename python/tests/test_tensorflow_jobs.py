@@ -189,9 +189,9 @@ def test_training_survives_lost_ranks(tmp_path: Path) -> None:
     assert [job.stdout.count(f"{name} survived") for name in ("graph", "compiled", "session")] == [3, 2, 1], job.stdout
 
 
-# At first nothing is wrong: a rank that comes late sleeps. Then each waits in a graph for what the other does not run. Graphs
-# run on TensorFlow's threads, which the engine does not know. (No `tf.data`: it has a thread that sleeps, and who sleeps may
-# yet do something.)
+# At first nothing is wrong: a rank that comes late sleeps. Then each waits in a graph for what the other does not run.
+# Graphs run on TensorFlow's threads, which the engine does not know. (No `tf.data`: it has a thread that sleeps, and who
+# sleeps may yet do something.)
 WRONG = """
 import time, tensorflow as tf, corro.tensorflow as hvd
 hvd.init()
