@@ -145,7 +145,7 @@ impl Hosts {
 
     fn serve(&mut self, at: usize, sshd: &Path) -> Result<(), String> {
         let config = format!(
-            "Port {PORT}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\nStrictModes no\nPermitRootLogin yes\n\
+            "Port {PORT}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\nStrictModes no\nPermitRootLogin yes\nSetEnv HOME=/nowhere\n\
              PasswordAuthentication no\nKbdInteractiveAuthentication no\n",
             self.file("host_key"),
             self.file("user_key.pub")
