@@ -144,6 +144,7 @@ impl Hosts {
     }
 
     fn serve(&mut self, at: usize, sshd: &Path) -> Result<(), String> {
+        // No HOME: what the user's shell does at a login is no part of these tests, and can wait for locks of its own.
         let config = format!(
             "Port {PORT}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\nStrictModes no\nPermitRootLogin yes\nSetEnv HOME=/nowhere\n\
              PasswordAuthentication no\nKbdInteractiveAuthentication no\n",
