@@ -272,6 +272,9 @@ def stop_timeline() -> None: ...
 def is_watched() -> bool:
     """Whether anybody is told what `log_value` says."""
 
+def log_warning(text: str) -> None:
+    """Writes a line to the log of this process."""
+
 def log_value(step: int, name: str, value: float) -> None:
     """Tells those who watch the job a value of its training."""
 

@@ -18,6 +18,7 @@
 //! | `handles` | operations in flight |
 //! | `output` | results in memory that the engine has allocated |
 //! | `large_pages` | large tensors in fresh memory |
+//! | `log` | what Python code says to whoever runs the job |
 //! | `arrays` | arrays that come as addresses |
 //! | `rows` | rows of embeddings, and their numbers |
 //! | `servers` | parameter servers, and stores at them |
@@ -37,6 +38,7 @@ mod handles;
 mod jax;
 mod job;
 mod large_pages;
+mod log;
 mod names;
 mod objects;
 mod ops;
@@ -78,6 +80,8 @@ mod _native {
         local_rank, local_size, metrics, process_set, rank, remove_process_set, reserve_process_set, shutdown, size,
         start_timeline, stop_timeline,
     };
+    #[pymodule_export]
+    use crate::log::log_warning;
     #[pymodule_export]
     use crate::objects::{check_object, object_call, object_proof};
     #[pymodule_export]

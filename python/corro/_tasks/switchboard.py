@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from corro import _native
 from corro._tasks import channel as channels
 from corro._tasks import relay as relays
 from corro._tasks.messages import Kind
@@ -277,7 +278,7 @@ class Switchboard:
         return f"{self._kind.system}'s {self._kind.noun}"
 
     def _say(self, text: str) -> None:
-        print(f"corro.{self._kind.system.lower()}: {text}", file=sys.stderr, flush=True)
+        _native.log_warning(f"{self._kind.system}: {text}")
 
     def _pass_orders(self, relay: socket.socket, agent: channels.Channel) -> None:
         try:

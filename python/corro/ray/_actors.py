@@ -19,6 +19,7 @@ from typing import Any
 
 import ray
 
+from corro import _native
 from corro._tasks.driver import Calls
 from corro._tasks.messages import Kind
 from corro._tasks.post import PostOffice
@@ -166,11 +167,7 @@ class Actors:
             self._last, self._is_silent = self._wanted(), False
         except Exception as error:
             if not self._is_silent:  # once, not twice a second
-                print(
-                    f"corro.ray: asking for hosts failed, so the last answer still counts: {error}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                _native.log_warning(f"asking for hosts failed, so the last answer still counts: {error}")
             self._is_silent = True
         return self._last
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from corro import runner
+from corro import _native, runner
 from corro._command import program
 from corro.common.util import env as environment
 from corro.runner.common.util.hosts import SlotInfo
@@ -109,11 +108,7 @@ def _keep_noting(discovery: HostDiscovery, hosts: Path, ended: threading.Event) 
         except Exception as error:
             # As with a script that fails: what was known stays.
             if not ended.is_set():
-                print(
-                    f"corro: asking for hosts failed, so the last answer still counts: {error}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                _native.log_warning(f"asking for hosts failed, so the last answer still counts: {error}")
 
 
 def _note(discovery: HostDiscovery, hosts: Path) -> None:
