@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from corro._command import program
 
 sys.path.insert(0, str(Path(__file__).parent / "elastic"))
 from jobs import LIMIT, Job, Scheduler, alive, check_losses
@@ -71,6 +74,28 @@ def test_without_trouble(job):
     running = job("-np", "2", "--min-np", "1")
     text = end_well(running, 2)
     assert len(running.events("start")) == 2, text
+
+
+STARTS_A_CHILD = """
+import os, subprocess, sys
+import numpy as np, corro.numpy as hvd
+hvd.init()
+if hvd.rank() == 0:
+    program = "import corro.numpy as hvd; hvd.init()"
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert child.returncode == 1, child
+    assert f"of this job is held by process {os.getpid()} on " in child.stderr, child.stderr
+    assert "worker" in child.stderr, child.stderr
+assert hvd.allreduce(np.ones(1), op=hvd.Sum).tolist() == [2.0]
+print("together", hvd.size())
+"""
+
+
+def test_what_a_worker_starts_is_no_worker():
+    command = [program(), "run", "-np", "2", "--min-np", "1", sys.executable, "-c", STARTS_A_CHILD]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("together 2") == 2, ended.stdout
 
 
 @pytest.mark.parametrize("victims", [(3,), (0,), (1, 3), (0, 2)], ids=["one", "rank 0", "two at once", "half"])
