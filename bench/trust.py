@@ -6,7 +6,7 @@ launcher has chosen the number of threads.
 
 In one job, steps take turns one by one, in a random order that all ranks share: as they are, and with gradients that are waited for in
 `optimizer.step()` (as Horovod does; any clipping between is wrong then). So both see the same machine, and medians over hundreds of steps
-tell one percent. Numbers of threads take turns as well, in rounds of 10 steps. Checks look at one step in 64: the time that their
+tell one percent. Numbers of threads take turns as well, in rounds of 10 steps. Checks look at one step in 256: the time that their
 code takes is measured itself, and given as a share of all steps.
 """
 

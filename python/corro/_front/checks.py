@@ -44,8 +44,9 @@ PARAMETER = "parameter"
 RATE = "the learning rate"
 STEPS = "the number of steps"
 
-# Rounds that are looked at: the first ones closely, so that the first epoch shows it, then one in so many.
-EVERY = 64
+# Rounds that are looked at: the first ones closely, so that the first epoch shows it, then one in so many: looks that take
+# a millisecond or two (JAX, MXNet) are then less than a thousandth of steps that take ten.
+EVERY = 256
 # How many parameters a later round looks at, in turn, and how many elements of each.
 PARAMETERS = 4
 ELEMENTS = 8
@@ -74,7 +75,7 @@ def level() -> int:
 
 
 def is_due(round_number: int) -> bool:
-    """Whether this round (the first is 1) is looked at: 1, 2, 4, ... 64, then every 64th."""
+    """Whether this round (the first is 1) is looked at: 1, 2, 4, ... 256, then every 256th."""
     return round_number % EVERY == 0 or (round_number < EVERY and round_number & (round_number - 1) == 0)
 
 
@@ -86,16 +87,24 @@ def digest(facts: Any) -> int:
 def positions(count: int, round_number: int = 0) -> range:
     """Which of `count` elements to look at: a few, spread over all of them, others in each round."""
     step = max(1, count // ELEMENTS)
-    return range(round_number % step, count, step)[:ELEMENTS]
+    # Scattered: most steps are powers of two, and a parameter has its turn every so many looks, too.
+    first = (_turn(round_number) * 0x9E3779B1 >> 7) % step
+    return range(first, count, step)[:ELEMENTS]
 
 
 def in_turn(names: Sequence[Any], round_number: int) -> list[Any]:
     """The few parameters to look at in this round; over the rounds, all of them."""
     if level() > 1 or len(names) <= PARAMETERS:
         return list(names)
-    # Rounds that are due are powers of two or multiples of 64: what counts them must not be.
-    turn = round_number.bit_length() if round_number < EVERY else round_number // EVERY
+    turn = _turn(round_number)
     return [names[(turn * PARAMETERS + i) % len(names)] for i in range(PARAMETERS)]
+
+
+def _turn(round_number: int) -> int:
+    """How many rounds before this one were due, at most. Rounds that are due are powers of two or multiples of `EVERY`, so
+    their own numbers would choose the same again and again.
+    """
+    return round_number.bit_length() if round_number < EVERY else EVERY.bit_length() - 1 + round_number // EVERY
 
 
 # A digest that rides along with gradients. These are averaged or summed, perhaps in 16 bits, and a rank that has joined

@@ -7,8 +7,8 @@ from corro._front.checks import MODEL, PARAMETER, RATE
 
 
 def test_the_first_rounds_are_looked_at_closely_then_one_in_many():
-    due = [n for n in range(1, 300) if checks.is_due(n)]
-    assert due == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]
+    due = [n for n in range(1, 1300) if checks.is_due(n)]
+    assert due == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 1280]
 
 
 @pytest.mark.parametrize(("text", "level"), [("0", 0), ("off", 0), ("1", 1), ("2", 2), ("", 1), ("nonsense", 1)])
@@ -57,7 +57,7 @@ def test_the_first_difference_names_ranks_fact_and_values():
 
 def test_every_parameter_gets_its_turn(monkeypatch):
     names = [f"p{i}" for i in range(11)]
-    seen = {name for n in range(1, 64 * 8) if checks.is_due(n) for name in checks.in_turn(names, n)}
+    seen = {name for n in range(1, checks.EVERY * 8) if checks.is_due(n) for name in checks.in_turn(names, n)}
     assert seen == set(names)
     monkeypatch.setenv("CORRO_CHECKS", "2")
     assert checks.in_turn(names, 5) == names
@@ -70,6 +70,14 @@ def test_positions_are_few_and_inside():
             assert len(where) <= checks.ELEMENTS
             assert all(0 <= i < count for i in where)
             assert bool(len(where)) == bool(count)
+
+
+@pytest.mark.parametrize("step", [16, 17, 256, 1024])
+def test_other_elements_in_other_rounds(step):
+    # A model of 32 parameters: each has its turn in every eighth look.
+    looks = [n * checks.EVERY for n in range(1, 8 * 100, 8)]
+    first = {checks.positions(step * checks.ELEMENTS, n).start for n in looks}
+    assert len(first) > min(step, len(looks)) // 3, first
 
 
 def test_digests_are_never_zero():
