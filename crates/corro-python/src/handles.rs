@@ -8,7 +8,7 @@ use corro_core::{Error, Result};
 use corro_engine::{Outcome, Ticket};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyList, PyTuple};
 
 use crate::error::exception;
 use crate::gpu;
@@ -26,8 +26,10 @@ pub(crate) struct Pending {
     tickets: Arc<Vec<Ticket>>,
     /// What waiting gives, or what `complete` makes it from.
     pub(crate) results: Results,
-    /// Owns the memory of the inputs. Never read: it is dropped after the engine is done with them.
+    /// Owns the memory of the inputs: it is dropped after the engine is done with them.
     pub(crate) keep: Py<PyAny>,
+    /// The memory is a GPU's, which no owner can hold in its place: what `keep` has to say of that is asked for at the end.
+    on_gpu: bool,
     /// `complete(result, output)`, if the result is not the result yet.
     pub(crate) complete: Option<Py<PyAny>>,
     /// When it was submitted, until somebody has asked for it.
@@ -35,8 +37,13 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    pub(crate) fn new(tickets: Vec<Ticket>, results: Results, keep: Py<PyAny>, complete: Option<Py<PyAny>>) -> Self {
-        Self { tickets: Arc::new(tickets), results, keep, complete, submitted: Some(Instant::now()) }
+    pub(crate) fn new(
+        tickets: Vec<Ticket>,
+        results: Results,
+        (keep, on_gpu): (Py<PyAny>, bool),
+        complete: Option<Py<PyAny>>,
+    ) -> Self {
+        Self { tickets: Arc::new(tickets), results, keep, on_gpu, complete, submitted: Some(Instant::now()) }
     }
 }
 
@@ -109,13 +116,14 @@ pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Option<Py<PyAny>>> {
         // It is still under way, and the handle still good.
         return Err(signals.raised());
     }
-    let Some(Pending { tickets, results, keep, complete, .. }) = table().pending.remove(&handle) else {
+    let Some(Pending { tickets, results, keep, on_gpu, complete, .. }) = table().pending.remove(&handle) else {
         return Ok(None);
     };
     let outcomes: Result<Vec<Outcome>> = tickets.iter().map(Ticket::take).collect();
     let ordered = outcomes
         .map_err(|error| exception(py, &error))
-        .and_then(|outcomes| gpu::order(py, &outcomes).map(|()| outcomes));
+        .and_then(|outcomes| gpu::order(py, &outcomes).map(|()| outcomes))
+        .and_then(|outcomes| if on_gpu { check(keep.bind(py)).map(|()| outcomes) } else { Ok(outcomes) });
     let result = ordered.and_then(|outcomes| match results {
         Results::One(result) => outcomes.into_iter().next().map_or_else(
             || Err(exception(py, &Error::Bug("an operation without an outcome".into()))),
@@ -132,6 +140,14 @@ pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Option<Py<PyAny>>> {
     });
     drop(keep);
     result.map(Some)
+}
+
+/// Raises what an owner, or one of a group, has to say about its memory (`check` of `corro/torch/_tensors.py`).
+fn check(keep: &Bound<'_, PyAny>) -> PyResult<()> {
+    if let Ok(owners) = keep.cast::<PyList>() {
+        return owners.iter().try_for_each(|owner| check(&owner));
+    }
+    keep.getattr_opt("check")?.map_or(Ok(()), |check| check.call0().map(drop))
 }
 
 fn finish(py: Python<'_>, result: Py<PyAny>, complete: Option<&Py<PyAny>>, outcome: Outcome) -> PyResult<Py<PyAny>> {

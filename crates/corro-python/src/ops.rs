@@ -244,7 +244,7 @@ pub(crate) fn submit(
     let name = names::of_one(kind, name);
     let kind = wanted.kind().map_err(|error| exception(py, &error))?;
     let (view, output) = place(view, output)?;
-    let owner = owner(py, view.stream, &keep);
+    let (owner, on_gpu) = (owner(py, view.stream, &keep), view.stream.is_some());
     let ticket = outside(py, move || match name {
         Name::Given(name) => {
             engine.submit(submission(set, name, kind, (view, output), (&mut gpu::Moments::default(), &owner))?)
@@ -254,7 +254,7 @@ pub(crate) fn submit(
             engine.submit_unnamed(&unnamed, submission(set, String::new(), kind, (view, output), (moments, &owner))?)
         }
     })?;
-    Ok(handles::insert(Pending::new(vec![ticket], Results::One(result), keep, complete)))
+    Ok(handles::insert(Pending::new(vec![ticket], Results::One(result), (keep, on_gpu), complete)))
 }
 
 #[pyfunction]
@@ -291,7 +291,8 @@ pub(crate) fn submit_group(
     let group = names::of_group(kind, name);
     let mut outputs = outputs.into_iter().flatten();
     let places = views.into_iter().map(|view| place(&view, outputs.next().as_ref())).collect::<PyResult<Vec<_>>>()?;
-    let owner = owner(py, places.first().and_then(|(view, _)| view.stream), &keep);
+    let stream = places.first().and_then(|(view, _)| view.stream);
+    let owner = owner(py, stream, &keep);
     let tickets = outside(py, move || {
         let mut moments = gpu::Moments::default();
         let submissions = places
@@ -311,7 +312,7 @@ pub(crate) fn submit_group(
             Name::Of(unnamed) => engine.submit_unnamed_group(unnamed, submissions),
         }
     })?;
-    Ok(handles::insert(Pending::new(tickets, Results::Group(results), keep, complete)))
+    Ok(handles::insert(Pending::new(tickets, Results::Group(results), (keep, stream.is_some()), complete)))
 }
 
 #[pyfunction]

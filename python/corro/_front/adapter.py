@@ -40,7 +40,10 @@ class Adapter(Protocol):
         """A new tensor for a result beside this one."""
 
     def hold(self, tensor: Any) -> Any:
-        """What keeps the memory of a tensor that others have in hand where it is, whatever becomes of the tensor."""
+        """What keeps the memory of a tensor that others have in hand where it is, whatever becomes of the tensor.
+
+        If it has a method `check` and the memory is a GPU's, that is called at the end of the operation, and may raise.
+        """
 
     def storage(self, tensor: Any) -> Any:
         """What keeps the memory of a tensor that nobody changes meanwhile: quicker than `hold`."""

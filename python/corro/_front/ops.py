@@ -111,14 +111,14 @@ def _into_new(adapter: Adapter) -> Op:
 def _into_new_async(adapter: Adapter) -> Op:
     place, reachable, view, kept = adapter.place, adapter.reachable, adapter.view, _kept(adapter)
     rounded, empty_like, to_device = adapter.rounded, adapter.empty_like, adapter.to_device
-    is_on_host, is_on_gpu, storage = adapter.is_on_host, adapter.is_on_gpu, adapter.storage
+    is_on_host, is_on_gpu, hold = adapter.is_on_host, adapter.is_on_gpu, adapter.hold
 
     def into_new_async(kind: str, tensor: Any, process_set: ProcessSet, name: str | None, *numbers: Any) -> int:
         here = place(tensor)
         if here is not None and is_on_gpu(tensor):
             result = empty_like(tensor)
             set_id, numbers = process_set.process_set_id, rounded(numbers, tensor)
-            return submit(kind, here, place(result), set_id, name, (storage(tensor), result), result, None, *numbers)
+            return submit(kind, here, place(result), set_id, name, [hold(tensor), result], result, None, *numbers)
         home = reachable(tensor)
         result = empty_like(home)
         places = (view(home, tensor), view(result, tensor))
@@ -205,7 +205,7 @@ def _group_in_place_async(adapter: Adapter) -> Op:
 def _group_into_new_async(adapter: Adapter) -> Op:
     place, rounded_each = adapter.place, adapter.rounded_each
     to_device, empty_like = adapter.to_device, adapter.empty_like
-    is_on_host, is_on_gpu, storage, kept = adapter.is_on_host, adapter.is_on_gpu, adapter.storage, _kept(adapter)
+    is_on_host, is_on_gpu, hold, kept = adapter.is_on_host, adapter.is_on_gpu, adapter.hold, _kept(adapter)
 
     def group_into_new_async(
         kind: str, tensors: Sequence[Any], process_set: ProcessSet, name: str | None, *numbers: Any
@@ -215,7 +215,7 @@ def _group_into_new_async(adapter: Adapter) -> Op:
             results = [empty_like(tensor) for tensor in tensors]
             outputs = _views(adapter, results, results)
             set_id, numbers = process_set.process_set_id, rounded_each(numbers, tensors)
-            owners = ([storage(tensor) for tensor in tensors], results)
+            owners = [*map(hold, tensors), *results]
             return submit_group(kind, here, outputs, set_id, name, owners, results, None, *numbers)
         homes = _all_reachable(adapter, tensors)
         results = [empty_like(home) for home in homes]

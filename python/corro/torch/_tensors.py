@@ -97,15 +97,36 @@ def hold(tensor: torch.Tensor) -> Any:
 
     torch gives back the memory of a storage that is resized. Not so if numpy has been shown it: then it refuses. So
     does whoever asks afterwards: a storage that has been in flight keeps its size for good, as one that numpy knows.
+    On a GPU nothing stops torch, so that the end of the operation looks.
     """
     if tensor.is_cuda:
-        return storage(tensor)
+        return _OnGpu(tensor)
     alias = tensor.detach()
     try:
         return (alias.view(torch.int16) if alias.dtype == torch.bfloat16 else alias).numpy()
     except (RuntimeError, TypeError):
         # There is no numpy, or the tensor is of a class that has none: a storage of its own is all there is to keep.
         return storage(tensor)
+
+
+class _OnGpu:
+    """The storage of a tensor on a GPU, and where it was."""
+
+    __slots__ = ("address", "shape", "storage")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.storage = tensor.untyped_storage()
+        self.address = self.storage.data_ptr()
+        self.shape = tensor.shape
+
+    def check(self) -> None:
+        """The engine asks when the operation is over: its result is worth nothing if the memory was given back."""
+        if self.storage.data_ptr() != self.address:
+            raise RuntimeError(
+                f"the storage of a tensor of shape {tuple(self.shape)} on a GPU was resized while an operation on it was in "
+                f"flight, so its result is lost, and what took over the memory may be overwritten. Synchronize the "
+                f"handle first, then resize."
+            )
 
 
 def storage(tensor: torch.Tensor) -> Any:

@@ -103,3 +103,32 @@ def test_tensors_of_many_sizes_allocated_and_freed():
         del x, y
         if ON_GPU and step % 5 == 4:
             torch.cuda.empty_cache()
+
+
+@each(how=["shrunk", "grown", "given back"], kind=["in place", "new", "gathered", "grouped"])
+def test_a_storage_that_is_resized_in_flight_is_noticed(how, kind):
+    """torch gives the memory to somebody else, while other ranks may read and write it."""
+    if not ON_GPU:
+        return
+    x = torch.ones(1_000_000, device=DEVICE)
+    name = f"resized in flight {how} {kind}"
+    handle = {
+        "in place": lambda: hvd.allreduce_async_(x, op=hvd.Sum, name=name),
+        "new": lambda: hvd.allreduce_async(x, op=hvd.Sum, name=name),
+        "gathered": lambda: hvd.allgather_async(x, name=name),
+        "grouped": lambda: hvd.grouped_allreduce_async_([x, x[:100]], op=hvd.Sum, name=name),
+    }[kind]()
+    x.untyped_storage().resize_({"shrunk": 16, "grown": 8_000_000, "given back": 0}[how])
+    try:
+        hvd.synchronize(handle)
+    except RuntimeError as error:
+        assert "resized while an operation on it was in flight" in str(error), error
+    else:
+        raise AssertionError("nobody noticed")
+    # The tensor that was given other memory, and an operation after it, are as good as any.
+    y = torch.ones(1_000_000, device=DEVICE)
+    other = torch.zeros(5, device=DEVICE)
+    handle = hvd.allreduce_async_(y, op=hvd.Sum, name=f"{name}, other data")
+    kept, y.data = y.data, other
+    hvd.synchronize(handle)
+    assert float(kept[0]) == float(kept[-1]) == hvd.size()
