@@ -111,7 +111,9 @@ fn elastic() -> [Arg; 8] {
         value("slots-per-host", "N", "Slots per host if the discovery script gives none"),
         value("elastic-timeout", "S", "Seconds to wait for enough hosts [600]"),
         value("reset-limit", "N", "How often the job may start over"),
-        value("blacklist-cooldown-range", "MIN MAX", "Seconds before a failed host is tried again").num_args(2),
+        value("blacklist-cooldown-range", "MIN", "Seconds before a failed host is tried again")
+            .value_names(["MIN", "MAX"])
+            .num_args(2),
     ]
 }
 
