@@ -71,6 +71,9 @@ pub fn level(text: &str) -> Option<LevelFilter> {
     })
 }
 
+/// How the names of our crates begin. As a library, corro-python has the name that Python imports.
+const OURS: [&str; 2] = ["corro", "_native"];
+
 /// Takes each line, without its end.
 pub type Sink = Box<dyn Fn(&str) + Send + Sync>;
 
@@ -199,7 +202,8 @@ impl Log {
 /// Spans are not kept: nothing of ours opens one.
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= self.options.least && metadata.target().starts_with("corro")
+        let is_ours = OURS.iter().any(|name| metadata.target().starts_with(name));
+        metadata.is_event() && *metadata.level() <= self.options.least && is_ours
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
@@ -278,10 +282,15 @@ mod tests {
             tracing::info!(rank = 7usize, "gear {}", "up");
             tracing::debug!("detail");
             tracing::error!(target: "other_crate", "not ours");
+            tracing::warn!(target: "_native::elastic", "this process ends");
         });
         assert_eq!(
             lines,
-            ["[W lib.rs:###] [launcher here]: refused, reason no secret, remote \"a\"", "[I lib.rs:###] [#]: gear up"]
+            [
+                "[W lib.rs:###] [launcher here]: refused, reason no secret, remote \"a\"",
+                "[I lib.rs:###] [#]: gear up",
+                "[W lib.rs:###] [launcher here]: this process ends",
+            ]
         );
     }
 
