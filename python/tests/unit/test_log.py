@@ -17,7 +17,7 @@ def said(**variables: str) -> str:
 
 
 def test_python_speaks_in_the_one_log():
-    assert "[W" in said(), said()
+    assert "W log.rs:" in said(), said()
     assert said().endswith("nobody answers\n")
     line = json.loads(said(CORRO_LOG_FORMAT="json"))
     assert line["text"] == "nobody answers", line
