@@ -1,6 +1,6 @@
 """Runs the tests of the Rust crates, each in a process of its own, and kills what takes too long.
 
-rust_test.py [-p CRATE]... [WORD]... [-- OPTIONS OF CARGO TEST]
+rust_test.py [-p CRATE]... [--kind KIND] [WORD]... [-- OPTIONS OF CARGO TEST]
 
 Without words all tests run; else those whose name, as `crate/program::test`, contains one of them. Tests that wait for
 processes and limits run many at a time, beside as many as there are cores of those that compute. What fails is shown at
@@ -80,6 +80,10 @@ def build(arguments: list[str]) -> list[tuple[Path, Path, str]]:
     return programs
 
 
+def kind_of(test: Test) -> str:
+    return next(name for name, _, pattern in KINDS if pattern.search(str(test)))
+
+
 def listed(program: Path, ignored: bool) -> list[str]:
     command = [str(program), "--list", "--format", "terse", *(["--ignored"] if ignored else [])]
     lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
@@ -128,7 +132,7 @@ def run(test: Test, variables: dict[str, str]) -> Result:
 def run_all(tests: list[Test], variables: dict[str, str]) -> list[Result]:
     pools = {name: ThreadPoolExecutor(count) for name, count, _ in KINDS}
     try:
-        kind = {test: next(name for name, _, pattern in KINDS if pattern.search(str(test))) for test in tests}
+        kind = {test: kind_of(test) for test in tests}
         futures = [pools[kind[test]].submit(run, test, variables) for test in tests]
         results = []
         for future in as_completed(futures):
@@ -158,6 +162,7 @@ def write_report(results: list[Result], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-p", "--package", action="append", help="only this crate's tests")
+    parser.add_argument("--kind", choices=[name for name, _, _ in KINDS], help="only tests of this kind")
     parser.add_argument("--ignored", action="store_true", help="only tests that are ignored: name them as well")
     parser.add_argument("--build", action="store_true", help="only compile")
     parser.add_argument("--report", type=Path, default=ROOT / "target" / "rust-tests.xml")
@@ -180,6 +185,7 @@ def main() -> int:
         for name in listed(program, ignored=False):
             test = Test(program, folder, suite, name)
             wanted = not options.words or any(word in str(test) for word in options.words)
+            wanted = wanted and options.kind in (None, kind_of(test))
             if wanted and (name in ignored) == options.ignored:
                 tests.append(test)
     if not tests:
