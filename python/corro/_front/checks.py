@@ -87,8 +87,8 @@ def digest(facts: Any) -> int:
 def positions(count: int, round_number: int = 0) -> range:
     """Which of `count` elements to look at: a few, spread over all of them, others in each round."""
     step = max(1, count // ELEMENTS)
-    # Scattered: most steps are powers of two, and a parameter has its turn every so many looks, too.
-    first = (_turn(round_number) * 0x9E3779B1 >> 7) % step
+    # Scattered: rounds that are due are powers of two or multiples of `EVERY`, and most steps are powers of two.
+    first = (round_number * 0x9E3779B1 >> 16) % step
     return range(first, count, step)[:ELEMENTS]
 
 
@@ -96,15 +96,9 @@ def in_turn(names: Sequence[Any], round_number: int) -> list[Any]:
     """The few parameters to look at in this round; over the rounds, all of them."""
     if level() > 1 or len(names) <= PARAMETERS:
         return list(names)
-    turn = _turn(round_number)
+    # Not the number of the round: rounds that are due would choose the same again and again.
+    turn = round_number.bit_length() if round_number < EVERY else EVERY.bit_length() - 1 + round_number // EVERY
     return [names[(turn * PARAMETERS + i) % len(names)] for i in range(PARAMETERS)]
-
-
-def _turn(round_number: int) -> int:
-    """How many rounds before this one were due, at most. Rounds that are due are powers of two or multiples of `EVERY`, so
-    their own numbers would choose the same again and again.
-    """
-    return round_number.bit_length() if round_number < EVERY else EVERY.bit_length() - 1 + round_number // EVERY
 
 
 # A digest that rides along with gradients. These are averaged or summed, perhaps in 16 bits, and a rank that has joined
