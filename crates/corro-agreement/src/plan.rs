@@ -129,6 +129,8 @@ pub struct Following {
     /// Submitted, and not begun.
     ready: usize,
     begun: u64,
+    /// The place of the entry that begins next: [`Following::place`] of `begun`, kept since a division takes a while.
+    next_place: usize,
     /// How many were begun when these entries came to be followed: a whole number of passes over those before.
     since: u64,
     halted: bool,
@@ -185,6 +187,7 @@ impl Following {
             tensors,
             ready: 0,
             begun: 0,
+            next_place: 0,
             since: 0,
             halted: false,
             next: None,
@@ -252,38 +255,41 @@ impl Following {
     /// Takes note that this member has submitted `slot`, having looked at results so many times. False if the plan does
     /// not have it.
     pub fn submit(&mut self, now: Time, looks: u64, slot: Slot) -> bool {
-        let is_new = self.tensors.get(&slot).is_some_and(|t| !t.ready);
-        let known = self.note(slot);
+        let Some(is_new) = self.note(slot) else { return false };
         if let (true, Some(observer)) = (is_new, &mut self.observer) {
             for entry in self.tensors.get(&slot).iter().flat_map(|t| &t.needed_by) {
                 observer.submitted(now, looks, *entry, self.missing[*entry] == 0);
             }
         }
-        known
+        true
     }
 
-    fn note(&mut self, slot: Slot) -> bool {
-        let Some(tensor) = self.tensors.get_mut(&slot) else { return false };
-        if !std::mem::replace(&mut tensor.ready, true) {
+    /// Whether it was not there before; `None` if the plan does not have it.
+    fn note(&mut self, slot: Slot) -> Option<bool> {
+        let tensor = self.tensors.get_mut(&slot)?;
+        let is_new = !std::mem::replace(&mut tensor.ready, true);
+        if is_new {
             tensor.needed_by.iter().for_each(|entry| self.missing[*entry] -= 1);
             self.ready += 1;
         }
-        true
+        Some(is_new)
     }
 
     /// Whether the next entry is this tensor and nothing else, and nobody has submitted it yet.
     pub fn is_next_alone(&self, slot: Slot) -> bool {
-        let next = self.place(self.begun);
+        let next = self.next_place;
         !self.halted && self.batches[next] == [slot] && self.missing[next] == 1 && self.needs[next] == 1
     }
 
     /// Begins the next entry if all its tensors are there: gives them. And once enough was seen of the plan, what.
     pub fn begin(&mut self, now: Time) -> Option<(Tensors, Option<Seen>)> {
-        let next = self.place(self.begun);
+        let next = self.next_place;
         if self.halted || self.missing[next] > 0 {
             return None;
         }
+        debug_assert_eq!(next, self.place(self.begun), "kept up with what has begun");
         self.begun += 1;
+        self.next_place = if next + 1 == self.batches.len() { 0 } else { next + 1 };
         self.missing[next] = self.needs[next];
         self.ready -= self.batches[next].len();
         for slot in &self.batches[next] {
@@ -300,13 +306,13 @@ impl Following {
 
     /// Whether this member has some of the next entry's tensors, and not all.
     pub fn is_torn(&self) -> bool {
-        let next = self.place(self.begun);
+        let next = self.next_place;
         self.missing[next] > 0 && self.missing[next] < self.needs[next]
     }
 
     /// Whether the next entry could begin.
     pub fn can_begin(&self) -> bool {
-        let next = self.place(self.begun);
+        let next = self.next_place;
         !self.halted && self.missing[next] == 0
     }
 

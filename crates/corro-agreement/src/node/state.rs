@@ -114,13 +114,21 @@ impl Node {
     /// As [`Node::submit`], if the tensor is part of the plan that is being followed; false if not, and then nothing was
     /// done. It spares whoever submits giving the request away.
     pub fn submit_to_plan(&mut self, now: Time, request: &Request) -> bool {
+        if self.plan.following.is_none() {
+            return false;
+        }
+        let slot = self.requests.cache.find(request).map(|cached| cached.slot);
+        slot.is_some_and(|slot| self.submit_slot(now, slot))
+    }
+
+    /// As [`Node::submit_to_plan`], for what was looked up already.
+    fn submit_slot(&mut self, now: Time, slot: Slot) -> bool {
         self.now = now;
         let Some(following) = self.plan.following.as_mut().filter(|_| self.requests.joining == Joining::No) else {
             return false;
         };
         let waited = following.has_ready() || self.plan.in_entry;
-        if !self.requests.cache.find(request).is_some_and(|cached| following.submit(now, self.plan.looks, cached.slot))
-        {
+        if !following.submit(now, self.plan.looks, slot) {
             return false;
         }
         if !waited {
@@ -179,7 +187,7 @@ impl Node {
     /// Begins the next entry of the plan, if there is one and its tensors are there.
     pub fn begin(&mut self, now: Time) -> Option<Arc<[Arc<Agreed>]>> {
         self.now = now;
-        if !self.can_begin() {
+        if !self.outbox.actions.is_empty() {
             return None;
         }
         let following = self.plan.following.as_mut()?;
@@ -198,7 +206,7 @@ impl Node {
     pub fn begin_alone(&mut self, now: Time, request: &Request) -> Option<Arc<[Arc<Agreed>]>> {
         let slot = self.requests.cache.find(request)?.slot;
         let alone = self.outbox.actions.is_empty() && self.plan.following.as_ref()?.is_next_alone(slot);
-        if !alone || !self.submit_to_plan(now, request) {
+        if !alone || !self.submit_slot(now, slot) {
             return None;
         }
         self.begin(now)
