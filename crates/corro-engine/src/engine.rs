@@ -253,12 +253,10 @@ impl Engine {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<std::result::Result<Outcome, Ticket>> {
         self.0.check_process()?;
-        if submission.set == GLOBAL {
-            let ended = run(&self.0.global, submission, go_on)?;
-            return Ok(ended.map_err(|promise| Ticket { promise, set: Arc::clone(&self.0.global) }));
-        }
-        let set = self.set(submission.set)?;
-        Ok(run(&set, submission, go_on)?.map_err(|promise| Ticket { promise, set }))
+        let other = if submission.set == GLOBAL { None } else { Some(self.0.sets.set(submission.set)?) };
+        let set = other.as_ref().unwrap_or(&self.0.global);
+        let ended = run(set, submission, go_on)?;
+        Ok(ended.map_err(|promise| Ticket { promise, set: Arc::clone(set) }))
     }
 
     fn set(&self, id: u32) -> Result<Arc<ProcessSet>> {
@@ -438,11 +436,11 @@ impl Engine {
     }
 }
 
-fn run(set: &ProcessSet, submission: Submission, go_on: &mut dyn FnMut() -> bool) -> Result<Ended> {
-    let result = match set.run_at_once(submission, go_on) {
-        Ok(result) => result,
-        Err(submission) => {
-            let promise = set.submit(*submission, true)?;
+fn run(set: &ProcessSet, mut submission: Submission, go_on: &mut dyn FnMut() -> bool) -> Result<Ended> {
+    let result = match set.run_at_once(&mut submission, go_on) {
+        Some(result) => result,
+        None => {
+            let promise = set.submit(submission, true)?;
             if set.drive(&promise, go_on) { promise.take().map(Ok) } else { Ok(Err(promise)) }
         }
     };

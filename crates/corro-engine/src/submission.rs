@@ -47,7 +47,9 @@ impl Submission {
     pub fn allreduce(name: impl Into<String>, op: ReduceOp, dtype: DType, shape: Shape, data: Memory) -> Self {
         let one = 1f64.to_bits();
         let kind = Kind::Allreduce { op, prescale: one, postscale: one, compression: None };
-        Self { output: Output::InPlace(data), ..Self::new(name, kind, dtype, shape) }
+        let mut submission = Self::new(name, kind, dtype, shape);
+        submission.output = Output::InPlace(data);
+        submission
     }
 
     /// A barrier.

@@ -7,7 +7,7 @@ use corro_agreement::node::Gear;
 use corro_agreement::request::Kind;
 use corro_collectives::{Group, Tuning};
 use corro_core::{Error, Result};
-use corro_planes::{HOST, Outcome, Outcomes, Planes, Tensor};
+use corro_planes::{HOST, Outcome, Outcomes, Plane, Planes, Tensor};
 use corro_transport::Withdrawal;
 use smallvec::{SmallVec, smallvec};
 
@@ -32,18 +32,15 @@ pub(crate) type Ended = std::result::Result<Outcome, Arc<Promise>>;
 
 impl ProcessSet {
     /// Runs a tensor at once, in the caller's thread, if it is all that the next entry of the plan consists of and the
-    /// lane is free: then nobody needs to be told. Otherwise gives it back.
+    /// lane is free: then nobody needs to be told. Otherwise leaves it as it is.
     pub(crate) fn run_at_once(
         &self,
-        mut submission: Submission,
+        submission: &mut Submission,
         go_on: &mut dyn FnMut() -> bool,
-    ) -> std::result::Result<Result<Ended>, Box<Submission>> {
-        let Some(mut lane) = self.hand_over.free_lane() else { return Err(Box::new(submission)) };
-        if lane.is_none() {
-            return Err(Box::new(submission));
-        }
-        if let Err(error) = self.check(&submission) {
-            return Ok(Err(error));
+    ) -> Option<Result<Ended>> {
+        let mut lane = self.hand_over.free_lane().filter(|lane| lane.is_some())?;
+        if let Err(error) = self.check(submission) {
+            return Some(Err(error));
         }
         self.core.threads.take_part();
         let request = submission.request(None);
@@ -54,20 +51,22 @@ impl ProcessSet {
         let Some(agreed) = free.then(|| st.node.begin_alone(began, &request)).flatten() else {
             drop(st);
             (submission.name, submission.shape) = (request.name, request.shape);
-            return Err(Box::new(submission));
+            return None;
         };
         let record = st.recorder.submitted(&request.name, request.kind.name(), request.bytes(), began);
         st.recorder.came_to(record, Stage::Running, began);
         self.core.observers.submitted(began, &request);
         st.entries.insert_alone(request.name, record, began);
         drop(st);
-        let mut batch = Batch { agreed, mine: SmallVec::new(), tensors: SmallVec::new(), began, gear: Gear::Plan };
-        batch.tensors.push(Tensor::new(submission.input, submission.output));
+        let (input, output) = (submission.input.take(), std::mem::take(&mut submission.output));
+        let tensors = SmallVec::from_buf([Tensor::new(input, output)]);
+        let mut batch = Batch { agreed, mine: SmallVec::new(), tensors, began, ended: began, gear: Gear::Plan };
         let life = self.core.life.as_ref();
         if let Some(life) = life {
             life.waiting.begins(began.as_nanos() as u64);
         }
-        let (ended, mut result) = self.run_batch(&mut lane, &mut batch);
+        let mut result = self.run_batch(&mut lane, &mut batch);
+        let ended = batch.ended;
         if let Some(life) = life {
             life.waiting.ends(ended.as_nanos() as u64);
         }
@@ -83,30 +82,30 @@ impl ProcessSet {
             });
             drop(lane);
             let outcome = outcomes.pop().unwrap_or_else(|| Err(no_outcome()));
-            return Ok(outcome.map(Ok));
+            return Some(outcome.map(Ok));
         }
         let own = self.with_state(|st| {
             st.node.finished(ended);
-            self.finish(st, ended, &mut batch, result)
+            self.finish(st, &mut batch, result)
         });
         drop(lane);
-        match own {
-            Some(Ok(outcome)) => Ok(outcome.map(Ok)),
+        Some(match own {
+            Some(Ok(outcome)) => outcome.map(Ok),
             // Withdrawn from, or failed: from here on it goes the way of all others.
             Some(Err(promise)) => {
                 let kept = self.drive_until(&promise, go_on);
-                Ok(if kept { promise.take().map(Ok) } else { Ok(Err(promise)) })
+                if kept { promise.take().map(Ok) } else { Ok(Err(promise)) }
             }
-            None => Ok(Err(no_outcome())),
-        }
+            None => Err(no_outcome()),
+        })
     }
 
     /// Runs a job.
     pub(super) fn run_job(&self, lane: &mut Option<Lane>, job: Running) -> Done {
         match job {
             Running::Batch(mut batch) => {
-                let (ended, result) = self.run_batch(lane, &mut batch);
-                Done::Batch(batch, ended, result)
+                let result = self.run_batch(lane, &mut batch);
+                Done::Batch(batch, result)
             }
             Running::Renew => Done::Renewed(self.renew(lane)),
             Running::Tune(tuning) => {
@@ -122,12 +121,12 @@ impl ProcessSet {
     /// Puts away what has run, and takes the next job.
     pub(super) fn next_job(&self, st: &mut State, done: Option<Done>) -> Option<Running> {
         let now = match done {
-            Some(Done::Batch(mut batch, ended, result)) => {
+            Some(Done::Batch(mut batch, result)) => {
                 if batch.gear == Gear::Plan {
-                    st.node.finished(ended);
+                    st.node.finished(batch.ended);
                 }
-                self.finish(st, ended, &mut batch, result);
-                ended
+                self.finish(st, &mut batch, result);
+                batch.ended
             }
             Some(Done::Renewed(result)) => {
                 // Called off: then the job is over, and all know why.
@@ -144,26 +143,9 @@ impl ProcessSet {
         next
     }
 
-    /// Runs a batch, and says when it ended and how. (A batch is large, so it stays where it is: moving it costs as much as
-    /// the smallest collective.)
-    fn run_batch(&self, lane: &mut Option<Lane>, batch: &mut Batch) -> (Duration, Result<Outcomes>) {
-        let (plane, result) = self.run_on_a_plane(lane, batch);
-        let now = self.core.now();
-        if !matches!(result, Err(Error::Withdrawn)) {
-            let (began, ended, gear, well) = (batch.began, now, batch.gear, result.is_ok());
-            let ran = Ran { set: self.id, agreed: &batch.agreed, plane, began, ended, gear, well };
-            if let Some(change) = self.core.observers.ran(&ran) {
-                self.tune(&change);
-            }
-            if let Some(life) = self.core.life.as_ref().filter(|_| self.id == GLOBAL) {
-                life.ran(&ran, self.core.observers.metrics.get(Count::CollectiveNanos));
-            }
-        }
-        (now, result)
-    }
-
-    /// Runs a batch on the plane that serves it, and says which that is.
-    fn run_on_a_plane(&self, lane: &mut Option<Lane>, batch: &mut Batch) -> (&'static str, Result<Outcomes>) {
+    /// Runs a batch on the plane that serves it, notes when it ended, and says how. (Batches and outcomes are large, so they
+    /// stay where they are: moving them costs a good part of what the smallest collective does.)
+    fn run_batch(&self, lane: &mut Option<Lane>, batch: &mut Batch) -> Result<Outcomes> {
         let (group, chosen) = match lane {
             None => (None, Err(self.core.over().unwrap_or(Error::Withdrawn))),
             Some(Lane { group, planes, .. }) => {
@@ -171,19 +153,39 @@ impl ProcessSet {
                 (Some(group), chosen)
             }
         };
-        let name = chosen.as_ref().map_or(HOST, |plane| plane.name());
-        let planned = batch.gear == Gear::Plan;
-        self.core.observers.begins(batch.began, planned, name, &batch.agreed);
-        if name != HOST {
-            self.note_plane(batch, name);
+        let plane = chosen.as_ref().map_or(HOST, |plane| plane.name());
+        self.core.observers.begins(batch.began, batch.gear == Gear::Plan, plane, &batch.agreed);
+        if plane != HOST {
+            self.note_plane(batch, plane);
         }
-        let result = match (&batch.agreed[0].kind, group, chosen) {
+        let result = self.run_on(group, chosen, batch);
+        batch.ended = self.core.now();
+        if !matches!(result, Err(Error::Withdrawn)) {
+            self.note_end(batch, plane, result.is_ok());
+        }
+        result
+    }
+
+    fn run_on(&self, group: Option<&mut Group>, plane: Result<&mut dyn Plane>, batch: &mut Batch) -> Result<Outcomes> {
+        let Batch { agreed, tensors, gear, .. } = batch;
+        match (&agreed[0].kind, group, plane) {
             (Kind::AddSet { ranks }, ..) => self.core.add_set(ranks).map(one_outcome),
             (Kind::RemoveSet { id }, ..) => self.core.remove_set(*id).map(one_outcome),
-            (_, Some(group), Ok(plane)) => plane.run(group, &self.members, &batch.agreed, &mut batch.tensors, planned),
-            (_, _, chosen) => Err(chosen.err().unwrap_or(Error::Withdrawn)),
-        };
-        (name, result)
+            (_, Some(group), Ok(plane)) => plane.run(group, &self.members, agreed, tensors, *gear == Gear::Plan),
+            (_, _, plane) => Err(plane.err().unwrap_or(Error::Withdrawn)),
+        }
+    }
+
+    /// Tells who watches what has run. The tuner may want something else from now on.
+    fn note_end(&self, batch: &Batch, plane: &'static str, well: bool) {
+        let Batch { agreed, began, ended, gear, .. } = batch;
+        let ran = Ran { set: self.id, agreed, plane, began: *began, ended: *ended, gear: *gear, well };
+        if let Some(change) = self.core.observers.ran(&ran) {
+            self.tune(&change);
+        }
+        if let Some(life) = self.core.life.as_ref().filter(|_| self.id == GLOBAL) {
+            life.ran(&ran, self.core.observers.metrics.get(Count::CollectiveNanos));
+        }
     }
 
     /// Writes down on which plane a batch runs, if that is not the host's: should it hang, that is what to look at.
@@ -227,8 +229,9 @@ impl ProcessSet {
 
     /// Keeps the promises of a batch, or puts its tensors back. What nobody has a promise of is for the caller: the outcome,
     /// or, if there is none yet, a promise.
-    fn finish(&self, st: &mut State, now: Duration, batch: &mut Batch, result: Result<Outcomes>) -> Option<Own> {
-        let Batch { agreed, mine, tensors, .. } = batch;
+    fn finish(&self, st: &mut State, batch: &mut Batch, result: Result<Outcomes>) -> Option<Own> {
+        let Batch { agreed, mine, tensors, ended: now, .. } = batch;
+        let now = *now;
         let is_mine = |i: usize| *mine.get(i).unwrap_or(&true);
         let mut own = None;
         match result {
@@ -344,8 +347,8 @@ impl ProcessSet {
     reason = "there is one at a time, nearly always a batch, and a box would cost time"
 )]
 pub(super) enum Done {
-    /// When it ended, and how.
-    Batch(Batch, Duration, Result<Outcomes>),
+    /// And how it went.
+    Batch(Batch, Result<Outcomes>),
     Renewed(Result<()>),
     Tuned,
 }

@@ -32,6 +32,10 @@ pub(super) enum Job {
 }
 
 /// A job that was taken.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one at a time, nearly always a batch, and a box would cost time"
+)]
 pub(super) enum Running {
     Batch(Batch),
     Renew,
@@ -46,6 +50,8 @@ pub(super) struct Batch {
     /// Of this member; where it has joined, nothing.
     pub(super) tensors: SmallVec<[Tensor; 1]>,
     pub(super) began: Duration,
+    /// Once it has run.
+    pub(super) ended: Duration,
     pub(super) gear: Gear,
 }
 
@@ -128,7 +134,7 @@ impl State {
             }
             tensors.push(entry.and_then(|e| e.tensor.take()).unwrap_or_default());
         }
-        Some(Running::Batch(Batch { agreed, mine, tensors, began: now, gear }))
+        Some(Running::Batch(Batch { agreed, mine, tensors, began: now, ended: now, gear }))
     }
 
     /// Fails a tensor that does not run.

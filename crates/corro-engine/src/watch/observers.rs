@@ -116,7 +116,6 @@ impl Observers {
     pub(crate) fn begins(&self, now: Duration, planned: bool, plane: &'static str, agreed: &[Arc<Agreed>]) {
         if planned {
             self.metrics.add(Count::PlanEntries, 1);
-            self.metrics.add(Count::RoundsPlan, 1);
         }
         if self.is_watched() {
             let mut steps = self.steps();
