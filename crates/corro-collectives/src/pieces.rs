@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use corro_core::{DType, Error, Result};
+use smallvec::SmallVec;
 
 /// A tensor that is to be reduced.
 #[derive(Debug)]
@@ -78,8 +79,8 @@ impl<'a> Tensor<'a> {
 #[derive(Debug)]
 pub(crate) struct Pieces<'a, 'b> {
     tensors: &'a mut [Tensor<'b>],
-    /// Where each begins; one more at the end.
-    starts: Vec<usize>,
+    /// Where each begins; one more at the end. Most often there is one tensor: then nothing is allocated.
+    starts: SmallVec<[usize; 2]>,
 }
 
 /// A part of a tensor.
@@ -94,7 +95,7 @@ pub(crate) struct Fragment<'a> {
 
 impl<'a, 'b> Pieces<'a, 'b> {
     pub(crate) fn new(tensors: &'a mut [Tensor<'b>]) -> Self {
-        let mut starts = Vec::with_capacity(tensors.len() + 1);
+        let mut starts = SmallVec::with_capacity(tensors.len() + 1);
         let mut at = 0;
         starts.push(0);
         for tensor in tensors.iter() {
