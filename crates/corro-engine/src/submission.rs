@@ -47,9 +47,7 @@ impl Submission {
     pub fn allreduce(name: impl Into<String>, op: ReduceOp, dtype: DType, shape: Shape, data: Memory) -> Self {
         let one = 1f64.to_bits();
         let kind = Kind::Allreduce { op, prescale: one, postscale: one, compression: None };
-        let mut submission = Self::new(name, kind, dtype, shape);
-        submission.output = Output::InPlace(data);
-        submission
+        Self { output: Output::InPlace(data), ..Self::new(name, kind, dtype, shape) }
     }
 
     /// A barrier.

@@ -166,6 +166,7 @@ impl ProcessSet {
         result
     }
 
+    /// Runs it there. Making and removing process sets is the engine's own business, and needs no plane.
     fn run_on(&self, group: Option<&mut Group>, plane: Result<&mut dyn Plane>, batch: &mut Batch) -> Result<Outcomes> {
         let Batch { agreed, tensors, gear, .. } = batch;
         match (&agreed[0].kind, group, plane) {

@@ -450,6 +450,7 @@ mod tests {
     fn every_count_is_shown_and_names_stand_together() {
         for (i, count) in Count::ALL.into_iter().enumerate() {
             assert_eq!(count as usize, i);
+            assert!(COUNTERS.iter().any(|c| c.count == count), "{count:?} is not shown");
         }
         for (i, c) in COUNTERS.iter().enumerate() {
             let first_of_name = i == 0 || COUNTERS[i - 1].name != c.name;
